@@ -3,7 +3,6 @@ package pgoutbox
 import (
 	"context"
 	"crypto/sha256"
-	_ "embed"
 	"encoding/binary"
 	"errors"
 	"fmt"

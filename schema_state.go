@@ -2,7 +2,6 @@ package pgoutbox
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 	"regexp"
 	"slices"
@@ -19,9 +18,6 @@ const oldestServer = 140000 // server_version_num: idle_session_timeout, which t
 
 // outboxColumns tells an outbox from somebody's own table of the same name.
 var outboxColumns = []string{"created_at", "slot", "topic", "key", "uuid", "metadata", "payload", "xid", "id"}
-
-//go:embed internal/queries/schema_state.sql
-var schemaStateSQL string
 
 // schemaState is what the catalogs say, see schema_state.sql.
 type schemaState struct {
@@ -44,7 +40,7 @@ func readSchemaState(ctx context.Context, tx pgx.Tx, n names) (schemaState, erro
 	if _, err := tx.Exec(ctx, "SET LOCAL search_path = pg_catalog", pgx.QueryExecModeSimpleProtocol); err != nil {
 		return schemaState{}, fmt.Errorf("set the search_path: %w", err)
 	}
-	rows, err := tx.Query(ctx, n.statement(schemaStateSQL), pgx.QueryExecModeExec, n.schema, n.table, n.derivedNames())
+	rows, err := tx.Query(ctx, n.query("schema_state"), pgx.QueryExecModeExec, n.schema, n.table, n.derivedNames())
 	if err != nil {
 		return schemaState{}, fmt.Errorf("read the catalogs: %w", err)
 	}
