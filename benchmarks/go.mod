@@ -1,0 +1,3 @@
+module github.com/pgoutbox/watermill-pgoutbox/benchmarks
+
+go 1.26.0
