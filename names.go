@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 	"unicode/utf8"
 )
 
@@ -132,7 +133,8 @@ func (n names) derivedNames() []string {
 	return all
 }
 
-func suffixes() []string {
+// suffixes are what schema.sql appends to the table's name; "" is among them.
+var suffixes = sync.OnceValue(func() []string {
 	var all []string
 	seen := map[string]bool{}
 	for _, token := range sqlToken.FindAllString(schemaSource, -1) {
@@ -142,7 +144,7 @@ func suffixes() []string {
 		}
 	}
 	return all
-}
+})
 
 func longestSuffix() string {
 	longest := ""
