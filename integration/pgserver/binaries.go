@@ -43,6 +43,9 @@ func findBinaries(ctx context.Context, want int) (binaries, error) {
 		return b, nil
 	}
 	if initdb, err := exec.LookPath("initdb"); err == nil {
+		if target, err := filepath.EvalSymlinks(initdb); err == nil {
+			initdb = target // PATH often has links to a few programs of a directory that has them all
+		}
 		if b, err := inspectBinaries(ctx, filepath.Dir(initdb)); err == nil && b.serves(want) {
 			return b, nil
 		}

@@ -77,7 +77,8 @@ func rollbackPrepared(ctx context.Context, dsn string) error {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	rows, err := conn.Query(ctx, "SELECT 'ROLLBACK PREPARED ' || quote_literal(gid) FROM pg_prepared_xacts WHERE database = current_database()")
+	const ask = "SELECT 'ROLLBACK PREPARED ' || quote_literal(gid) FROM pg_prepared_xacts WHERE database = current_database()"
+	rows, err := conn.Query(ctx, ask)
 	if err != nil {
 		return err
 	}

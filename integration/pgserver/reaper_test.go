@@ -41,7 +41,7 @@ func victim() {
 }
 
 func TestReaperClearsUpAfterAProcessThatDied(t *testing.T) {
-	for _, death := range []string{"kill", "panic"} {
+	for _, death := range []string{"kill", "panic", "kill during the start"} {
 		t.Run(death, func(t *testing.T) {
 			t.Setenv("REDIS_URL", "")
 			temp := openTempDir(t)
@@ -54,6 +54,19 @@ func TestReaperClearsUpAfterAProcessThatDied(t *testing.T) {
 			}
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
+			}
+			if death == "kill during the start" {
+				eventually(t, 20*time.Second, "the data directory is being filled", func() bool {
+					found, err := filepath.Glob(filepath.Join(temp, "pgoutbox-postgres-*", "data", "base"))
+					return err == nil && len(found) > 0
+				})
+				// Only the process: initdb goes on writing while the reaper removes.
+				if err := cmd.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				_ = cmd.Wait() // reports the kill
+				eventually(t, 20*time.Second, "the directories are removed", func() bool { return isEmpty(temp) })
+				return
 			}
 			line, err := bufio.NewReader(out).ReadString('\n')
 			if err != nil {
@@ -68,18 +81,11 @@ func TestReaperClearsUpAfterAProcessThatDied(t *testing.T) {
 				if _, err := os.Stat(dir); err != nil {
 					t.Fatal(err)
 				}
-				// The whole group, as a terminal's Ctrl-C or a CI runner would.
-				if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := cmd.Wait(); err == nil {
+				killGroup(t, cmd)
+			} else if err := cmd.Wait(); err == nil {
 				t.Fatal("the victim ended well")
 			}
-			eventually(t, 20*time.Second, "the directories are removed", func() bool {
-				left, err := filepath.Glob(filepath.Join(temp, "pgoutbox-*"))
-				return err == nil && len(left) == 0
-			})
+			eventually(t, 20*time.Second, "the directories are removed", func() bool { return isEmpty(temp) })
 			if conn, err := pgx.Connect(t.Context(), dsn); err == nil {
 				_ = conn.Close(t.Context())
 				t.Error("PostgreSQL still answers")
@@ -92,10 +98,26 @@ func TestReaperClearsUpAfterAProcessThatDied(t *testing.T) {
 	}
 }
 
+// killGroup kills cmd as a terminal or a CI runner does, with everything in its group.
+func killGroup(t *testing.T, cmd *osexec.Cmd) {
+	t.Helper()
+	if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Fatal("the victim ended well")
+	}
+}
+
+func isEmpty(dir string) bool {
+	entries, err := os.ReadDir(dir)
+	return err == nil && len(entries) == 0
+}
+
 // openTempDir is a directory that the server's user may enter, which t.TempDir is not for everyone.
 func openTempDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pgserver-test-")
+	dir, err := os.MkdirTemp("", "pgserver-test-") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"strconv"
 	"strings"
@@ -38,9 +39,7 @@ func (o Options) settings() map[string]string {
 		"max_prepared_transactions": "20",
 		"shared_buffers":            "128MB",
 	}
-	for name, value := range o.Settings {
-		s[name] = value
-	}
+	maps.Copy(s, o.Settings)
 	return s
 }
 

@@ -1,0 +1,24 @@
+# The targets are the steps of CI; `make help` lists them.
+
+GO       ?= go
+MODULES  := . integration examples benchmarks
+PACKAGES := ./... ./integration/... ./examples/... ./benchmarks/...
+LINTER   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: lint
+lint: ## Check formatting, go vet, go.mod files, that the library builds alone, and golangci-lint
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt -w these files:" $$unformatted; exit 1; fi
+	@for m in $(MODULES); do echo "vet $$m"; (cd $$m && $(GO) vet ./...) || exit 1; done
+	@for m in $(MODULES); do echo "tidy $$m"; (cd $$m && $(GO) mod tidy -diff) || exit 1; done
+	GOWORK=off $(GO) build ./...
+	$(GO) run $(LINTER) run $(PACKAGES)
+
+.PHONY: test
+test: ## Run every test of every module with the race detector (PostgreSQL and Redis are found or started)
+	$(GO) test -race -count=1 -timeout 15m $(PACKAGES)
