@@ -1,0 +1,426 @@
+package writeside
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+var execModes = map[string]pgx.QueryExecMode{
+	"cache_statement": pgx.QueryExecModeCacheStatement,
+	"cache_describe":  pgx.QueryExecModeCacheDescribe,
+	"describe_exec":   pgx.QueryExecModeDescribeExec,
+	"exec":            pgx.QueryExecModeExec,
+	"simple_protocol": pgx.QueryExecModeSimpleProtocol,
+}
+
+func execMode(mode pgx.QueryExecMode) func(*pgxpool.Config) {
+	return func(cfg *pgxpool.Config) { cfg.ConnConfig.DefaultQueryExecMode = mode }
+}
+
+// shape is everything in the catalogs that Migrate is answerable for.
+func (db database) shape(t *testing.T) string {
+	t.Helper()
+	return db.scalar(t, `
+		SELECT string_agg(line, E'\n' ORDER BY line COLLATE "C")
+		FROM (
+			SELECT n.nspname || '.' || c.relname || ' ' || c.relkind::text || ' ' || c.oid || ' ' || coalesce(obj_description(c.oid), '')
+			FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+			WHERE n.nspname NOT LIKE 'pg\_%' AND n.nspname <> 'information_schema'
+			UNION ALL
+			SELECT p.oid::regprocedure::text || ' ' || p.xmin
+			FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+			WHERE n.nspname NOT LIKE 'pg\_%' AND n.nspname <> 'information_schema'
+		) AS all_of_them (line)`)
+}
+
+func TestFC37_TenProcessesMigrateAnEmptyDatabase(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	for _, cfg := range []pgoutbox.SchemaConfig{{}, {Schema: "Own \"schema\"", Table: "Messages"}} {
+		for round := range rounds(50) {
+			var wg sync.WaitGroup
+			start := make(chan struct{})
+			for range 10 {
+				wg.Go(func() {
+					conn, err := pgx.Connect(t.Context(), db.dsn) // a process has its own
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					defer conn.Close(context.WithoutCancel(t.Context()))
+					<-start
+					if err := pgoutbox.Migrate(t.Context(), conn, cfg); err != nil {
+						t.Errorf("round %d: %v", round, err)
+					}
+				})
+			}
+			close(start)
+			wg.Wait()
+			pub := newPublisher(t, db.pool, pgoutbox.PublisherConfig{Schema: cfg.Schema, Table: cfg.Table})
+			if err := pub.Publish("t", messages("a")...); err != nil {
+				t.Errorf("round %d: %v", round, err)
+			}
+			db.exec(t, `DROP SCHEMA IF EXISTS public, "Own ""schema""" CASCADE`)
+			if round%2 == 0 { // both with and without the schema
+				db.exec(t, `CREATE SCHEMA public; CREATE SCHEMA "Own ""schema"""`)
+			}
+		}
+	}
+}
+
+func TestFC37_TwoOutboxesMigrateIntoOneNewSchemaAtOnce(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	for round := range rounds(50) {
+		var wg sync.WaitGroup
+		for _, table := range []string{"a", "b", "c", "d"} {
+			wg.Go(func() {
+				if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{Schema: "fresh", Table: table}); err != nil {
+					t.Errorf("round %d: %v", round, err)
+				}
+			})
+		}
+		wg.Wait()
+		db.exec(t, "DROP SCHEMA fresh CASCADE")
+	}
+}
+
+func TestFC37_RoleThatMayNotCreateMigratesWhatIsInPlace(t *testing.T) {
+	t.Parallel()
+	db := newOutbox(t)
+	_, pool := db.role(t, setting("default_transaction_read_only", "on"))
+	before := db.shape(t)
+	if err := pgoutbox.Migrate(t.Context(), pool, pgoutbox.SchemaConfig{}); err != nil {
+		t.Error(err)
+	}
+	if after := db.shape(t); after != before {
+		t.Errorf("changed\n%s\nto\n%s", before, after)
+	}
+}
+
+func TestMigrateNamesTheMissingGrant(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	name, pool := db.role(t)
+	migrate := func(cfg pgoutbox.SchemaConfig) error { return pgoutbox.Migrate(t.Context(), pool, cfg) }
+	wants := func(cfg pgoutbox.SchemaConfig, want string) {
+		t.Helper()
+		if err := migrate(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v does not say %q", err, want)
+		}
+	}
+	current := db.scalar(t, "SELECT current_database()")
+
+	wants(pgoutbox.SchemaConfig{Schema: "own"}, `GRANT CREATE ON DATABASE "`+current+`" TO "`+name+`"`)
+	db.exec(t, "GRANT CREATE ON DATABASE "+current+" TO "+name)
+	if err := migrate(pgoutbox.SchemaConfig{Schema: "own"}); err != nil {
+		t.Error(err)
+	}
+	db.exec(t, "REVOKE CREATE ON DATABASE "+current+" FROM "+name)
+
+	wants(pgoutbox.SchemaConfig{}, `GRANT CREATE ON SCHEMA "public" TO "`+name+`"`)
+	db.exec(t, "GRANT CREATE ON SCHEMA public TO "+name)
+	if err := migrate(pgoutbox.SchemaConfig{}); err != nil { // without CREATE on the database
+		t.Error(err)
+	}
+
+	db.exec(t, "ALTER TABLE outbox OWNER TO CURRENT_USER; DROP INDEX outbox_xid_id")
+	wants(pgoutbox.SchemaConfig{}, "no outbox_xid_id")
+}
+
+func TestMigrateTwiceChangesNothing(t *testing.T) {
+	t.Parallel()
+	db := newOutbox(t)
+	before := db.shape(t)
+	if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	if after := db.shape(t); after != before {
+		t.Errorf("changed\n%s\nto\n%s", before, after)
+	}
+}
+
+func TestMigrateRestoresWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	db := newOutbox(t)
+	db.exec(t, "INSERT INTO outbox (topic) VALUES ('t')")
+	for _, damage := range []string{
+		"DROP FUNCTION outbox_publish_bytes",
+		"DROP INDEX outbox_xid_id",
+		"DROP TABLE outbox_cursors",
+		"COMMENT ON TABLE outbox IS NULL", // a dump without comments
+	} {
+		db.exec(t, damage)
+		if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{}); err != nil {
+			t.Errorf("after %s: %v", damage, err)
+		}
+	}
+	want := newOutbox(t)
+	list := `SELECT string_agg(relname || coalesce(obj_description(oid), ''), ' ' ORDER BY relname COLLATE "C")
+		FROM pg_class WHERE relnamespace = 'public'::regnamespace`
+	if got, want := db.scalar(t, list), want.scalar(t, list); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if n := db.scalar(t, "SELECT count(*) FROM outbox"); n != "1" {
+		t.Errorf("%s rows left of 1", n)
+	}
+}
+
+func TestMigrateWorksInEveryExecMode(t *testing.T) {
+	t.Parallel()
+	for name, mode := range execModes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			pool := pgserver.Pool(t, db.dsn, execMode(mode))
+			for range 2 {
+				if err := pgoutbox.Migrate(t.Context(), pool, pgoutbox.SchemaConfig{Schema: "s"}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+func TestMigrateIgnoresTheRolesDefaults(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(t, "CREATE SCHEMA decoy; CREATE TABLE decoy.pg_class (oid oid, relname name, relnamespace oid, relowner oid)")
+	pool := pgserver.Pool(t, db.dsn,
+		setting("default_transaction_isolation", "serializable"),
+		setting("default_transaction_read_only", "on"),
+		setting("standard_conforming_strings", "off"),
+		setting("search_path", "decoy, pg_catalog"),
+		setting("lock_timeout", "1"))
+	for range 2 {
+		if err := pgoutbox.Migrate(t.Context(), pool, pgoutbox.SchemaConfig{Schema: `a\'b`}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestMigrateRefusesANewerSchema(t *testing.T) {
+	t.Parallel()
+	db := newOutbox(t)
+	db.exec(t, "COMMENT ON TABLE outbox IS 'watermill-pgoutbox schema 2'; DROP INDEX outbox_xid_id")
+	before := db.shape(t)
+	err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{})
+	if err == nil || !strings.Contains(err.Error(), "update the library") {
+		t.Errorf("error %v", err)
+	}
+	if after := db.shape(t); after != before {
+		t.Errorf("changed\n%s\nto\n%s", before, after)
+	}
+}
+
+func TestMigrateRefusesSomebodysTable(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(t, "CREATE TABLE outbox (id bigint PRIMARY KEY, topic text, payload bytea)")
+	before := db.shape(t)
+	err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{})
+	if err == nil || !strings.Contains(err.Error(), "not an outbox") {
+		t.Errorf("error %v", err)
+	}
+	if after := db.shape(t); after != before {
+		t.Errorf("changed\n%s\nto\n%s", before, after)
+	}
+}
+
+func TestMigrateRefusesToJoinATransaction(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	pooled, err := db.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pooled.Release()
+	for name, db := range map[string]pgoutbox.Beginner{"a conn": pooled.Conn(), "a pool's conn": pooled} {
+		if _, err := pooled.Exec(t.Context(), "BEGIN; CREATE TABLE mine ()"); err != nil {
+			t.Fatal(err)
+		}
+		err = pgoutbox.Migrate(t.Context(), db, pgoutbox.SchemaConfig{})
+		if err == nil || !strings.Contains(err.Error(), "in a transaction") {
+			t.Errorf("%s: error %v", name, err)
+		}
+		if _, err := pooled.Exec(t.Context(), "ROLLBACK"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, nothing := range map[string]pgoutbox.Beginner{"nil": nil, "a nil pool": (*pgxpool.Pool)(nil)} {
+		if err := pgoutbox.Migrate(t.Context(), nothing, pgoutbox.SchemaConfig{}); err == nil {
+			t.Errorf("%s is accepted", name)
+		}
+	}
+	if n := db.scalar(t, "SELECT count(*) FROM pg_class WHERE relname IN ('mine', 'outbox')"); n != "0" {
+		t.Errorf("%s tables", n)
+	}
+}
+
+func TestMigrateDoesNotQueueWritersForLong(t *testing.T) {
+	t.Parallel()
+	db := newOutbox(t)
+	tx := begin(t, db.pool)
+	if err := newPublisher(t, nil, pgoutbox.PublisherConfig{}).WithTx(tx).Publish("t", messages("open")...); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if err := pgoutbox.Migrate(ctx, db.pool, pgoutbox.SchemaConfig{}); err != nil {
+		t.Errorf("in place, it waits for a writer: %v", err)
+	}
+	db.exec(t, "DROP FUNCTION outbox_publish_bytes") // not in place; what follows is CREATE INDEX's wait for the open writer
+	err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{})
+	if sqlState(err) != "55P03" {
+		t.Errorf("error %v", err)
+	}
+	commit(t, tx)
+	if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMigrateGivesUpWithItsContext(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := pgoutbox.Migrate(ctx, db.pool, pgoutbox.SchemaConfig{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestSchemaSQLIsWhatMigrateRuns(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]pgoutbox.SchemaConfig{
+		"public.outbox": {},
+		"own names":     {Schema: "a'b\\\"c", Table: "d\ne;f"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			text, err := pgoutbox.SchemaSQL(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			run := map[string]func(database){
+				"in one round trip": func(db database) { db.exec(t, text) },
+			}
+			if psql, err := exec.LookPath("psql"); err == nil {
+				run["psql -1"] = func(db database) {
+					cmd := exec.CommandContext(t.Context(), psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", db.dsn)
+					cmd.Stdin = strings.NewReader(text)
+					if out, err := cmd.CombinedOutput(); err != nil {
+						t.Fatalf("%v: %s", err, out)
+					}
+				}
+			} else {
+				t.Log("psql is not in PATH, only a driver runs the SQL")
+			}
+			for how, run := range run {
+				db := newDatabase(t)
+				run(db)
+				run(db) // again, it changes nothing
+				before := db.shape(t)
+				_, pool := db.role(t)
+				if err := pgoutbox.Migrate(t.Context(), pool, cfg); err != nil { // may not create, so finds it current
+					t.Errorf("%s: %v", how, err)
+				}
+				if after := db.shape(t); after != before {
+					t.Errorf("%s: Migrate changed\n%s\nto\n%s", how, before, after)
+				}
+			}
+		})
+	}
+}
+
+func TestSchemaSQLNeedsNoRightOnTheDatabase(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	name, pool := db.role(t)
+	db.exec(t, "GRANT CREATE ON SCHEMA public TO "+name)
+	text, err := pgoutbox.SchemaSQL(pgoutbox.SchemaConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), text); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnyLegalNameWorks(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]pgoutbox.SchemaConfig{
+		"quotes and dots":  {Schema: `we"ird.Sch'ema`, Table: `Out"box.'s`},
+		"SQL in names":     {Schema: `x"; DROP TABLE victim; --`, Table: "x\n; DROP TABLE victim; --"},
+		"dollars":          {Schema: "$1", Table: "$$ $pgoutbox $x$"},
+		"unicode":          {Schema: "схема", Table: "исходящие_сообщения"},
+		"the longest":      {Schema: strings.Repeat("s", 63), Table: strings.Repeat("t", 46)},
+		"only upper case":  {Schema: "OUTBOX", Table: "PUBLIC"},
+		"keywords":         {Schema: "select", Table: "table"},
+		"blanks":           {Schema: " ", Table: "	"},
+		"comments":         {Schema: "/*", Table: "*/--"},
+		"our own defaults": {Schema: "outbox", Table: "public"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.exec(t, "CREATE TABLE victim ()")
+			for range 2 {
+				if err := pgoutbox.Migrate(t.Context(), db.pool, cfg); err != nil {
+					t.Fatal(err)
+				}
+			}
+			pub := newPublisher(t, db.pool, pgoutbox.PublisherConfig{Schema: cfg.Schema, Table: cfg.Table})
+			if err := pub.Publish("t", messages("by Publish")...); err != nil {
+				t.Error(err)
+			}
+			table := pgx.Identifier{cfg.Schema, cfg.Table}.Sanitize()
+			db.exec(t, "INSERT INTO "+table+" (topic, uuid) VALUES ('t', 'by INSERT')")
+			for _, suffix := range []string{"_publish", "_publish_bytes"} {
+				db.exec(t, "SELECT "+pgx.Identifier{cfg.Schema, cfg.Table + suffix}.Sanitize()+"('t', '{}')")
+			}
+			if n := len(db.rows(t, table)); n != 4 {
+				t.Errorf("%d rows of 4", n)
+			}
+			if n := db.scalar(t, "SELECT count(*) FROM pg_class WHERE relname = 'victim'"); n != "1" {
+				t.Error("a name ran as SQL")
+			}
+		})
+	}
+}
+
+func TestEveryStatementPrepares(t *testing.T) {
+	t.Parallel()
+	db := newOutbox(t)
+	files, err := filepath.Glob("../../internal/queries/*.sql")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d statements, %v", len(files), err)
+	}
+	conn, err := db.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Conn().Prepare(t.Context(), file, string(text)); err != nil {
+			t.Errorf("%s: %v", filepath.Base(file), err)
+		}
+	}
+}
