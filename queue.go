@@ -62,12 +62,30 @@ func (q *queue) done(e *entry) {
 	}
 	next := e.behind
 	e.behind = nil
-	if next == nil {
+	if next != nil {
+		q.waiting--
+		q.release(next)
+	} else if q.last[lane] == e {
 		delete(q.last, lane)
-		return
 	}
+}
+
+// follow hands out the row right behind e, to go out together with it: nil unless it is here and of the same topic. From
+// then on each of the two is done on its own, in order; rejoin undoes it.
+func (q *queue) follow(e *entry) *entry {
+	next := e.behind
+	if next == nil || !next.loaded || next.topic != e.topic {
+		return nil
+	}
+	e.behind = nil
 	q.waiting--
-	q.release(next)
+	return next
+}
+
+// rejoin puts next, handed out by follow, back behind e.
+func (q *queue) rejoin(e, next *entry) {
+	e.behind = next
+	q.waiting++
 }
 
 // delay takes e's turn from it without ending it: its key waits. release gives the turn back.
@@ -105,6 +123,14 @@ func (f *fifo) pop() *entry {
 		f.rows, f.head = f.rows[:0], 0
 	}
 	return e
+}
+
+// peek returns what pop would, nil when there is nothing.
+func (f *fifo) peek() *entry {
+	if f.head == len(f.rows) {
+		return nil
+	}
+	return f.rows[f.head]
 }
 
 func (f *fifo) len() int { return len(f.rows) - f.head }

@@ -103,7 +103,9 @@ func (s snapshot) visible(id int64, xid uint64) bool { return id <= s.high && s.
 type batch struct{ after, upto snapshot }
 
 // has reports whether a committed row belongs to the batch.
-func (b *batch) has(id int64, xid uint64) bool { return b.upto.visible(id, xid) && !b.after.visible(id, xid) }
+func (b *batch) has(id int64, xid uint64) bool {
+	return b.upto.visible(id, xid) && !b.after.visible(id, xid)
+}
 
 // finished lists the transactions that were running at after and had ended at upto. Their rows may lie anywhere below
 // after.low: only their ids say so.
@@ -121,4 +123,9 @@ func (b *batch) finished() []uint64 {
 // is the highest id known to lie above the sequence, 0 when there is none.
 func (b *batch) quiet(stray int64) bool {
 	return b.after.xmax == b.upto.xmax && len(b.finished()) == 0 && stray <= b.after.high
+}
+
+func (s snapshot) equal(other snapshot) bool {
+	return s.epoch == other.epoch && s.low == other.low && s.high == other.high && s.xmax == other.xmax &&
+		slices.Equal(s.running, other.running)
 }

@@ -13,5 +13,5 @@ WITH chunk AS MATERIALIZED (
 )
 SELECT furthest.xid, furthest.id,
 	(SELECT count(*) FROM chunk),
-	(SELECT array_agg(DISTINCT xid::text) FROM chunk WHERE id <= $4::bigint)
+	(SELECT string_agg(DISTINCT xid::text, ',') FROM chunk WHERE id <= $4::bigint)
 FROM (SELECT xid, id FROM chunk ORDER BY xid DESC, id DESC LIMIT 1) AS furthest

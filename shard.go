@@ -1,0 +1,120 @@
+package pgoutbox
+
+import (
+	"context"
+	"time"
+)
+
+// shard is what one lead works with: which of its rows were fetched, are out, and are acked. Its reader's lock guards it.
+type shard struct {
+	*lead
+
+	reader   *reader
+	cursor   *cursor
+	queue    *queue
+	out      int  // rows given to workers and not settled
+	heavy    int  // bytes of large payloads in memory or out
+	held     int  // rows queued with their payload in memory
+	runnable bool // listed in reader.runnable
+	gone     bool // lost or given back: nothing it does counts any more
+
+	context context.Context // parent of the messages' contexts
+	cancel  context.CancelCauseFunc
+
+	savedChanges uint64
+	savedAt      position
+	savedTime    time.Time
+	savedPending int
+}
+
+// flight is one delivery of one row.
+type flight struct {
+	shard *shard
+	entry *entry
+	prev  *entry // the row of the same key before it in the same run
+	record
+}
+
+// holdMost bounds the rows of a shard that wait with their payload in memory; of those behind only the ids are kept.
+const holdMost = 2 * pageRows
+
+// enqueue takes over the next row in emission order.
+func (sh *shard) enqueue(e *entry) {
+	if e.loaded {
+		if sh.held >= holdMost {
+			e.loaded, e.payload = false, nil
+		} else {
+			sh.held++
+		}
+	}
+	sh.queue.push(e)
+}
+
+// take hands out up to limit rows, never two of one key side by side: rows of one key follow each other within the run, of
+// one topic, and wait together.
+func (sh *shard) take(limit, outMost int) []*flight {
+	limit = min(limit, outMost-sh.out)
+	var run []*flight
+	for len(run) < limit {
+		if next := sh.queue.ready.peek(); next == nil || (next.attempt > 0 && len(run) > 0) {
+			break
+		}
+		e := sh.queue.pop()
+		run = append(run, sh.send(e, nil))
+		if e.attempt > 1 {
+			break // what failed before goes alone, so that a bad row is found out
+		}
+		for next := sh.queue.follow(e); next != nil && len(run) < limit; next = sh.queue.follow(e) {
+			run = append(run, sh.send(next, e))
+			e = next
+		}
+	}
+	return run
+}
+
+// send marks the row as seen from now on. The flight takes the payload with it: whoever gets the message may change it, so
+// another attempt reads the row again.
+func (sh *shard) send(e, prev *entry) *flight {
+	sh.cursor.emit(e)
+	sh.out++
+	sh.held--
+	e.attempt++
+	f := &flight{shard: sh, entry: e, prev: prev, record: e.record}
+	e.loaded, e.payload = false, nil
+	return f
+}
+
+// row is what the receiver of the flight is told about it.
+func (f *flight) row() Row {
+	return Row{
+		ID: f.id, Shard: f.shard.shard, Term: f.shard.term, Topic: f.topic, Key: f.key, CreatedAt: f.created,
+		Attempt: f.entry.attempt,
+	}
+}
+
+// room is how many more rows the shard may have fetched and not acked.
+func (sh *shard) room() int { return sh.reader.window - sh.cursor.unacked }
+
+// hungry reports that the shard will soon have nothing to do and may have more.
+func (sh *shard) hungry(low int) bool {
+	return !sh.gone && sh.queue.ready.len() < low && sh.room() >= min(pageRows, max(1, sh.reader.window/4))
+}
+
+// save returns what should be stored, if anything: soon after work was done, seldom when only the snapshots went on.
+func (sh *shard) save(now time.Time, idle time.Duration) (save, bool) {
+	worked := sh.cursor.changes != sh.savedChanges
+	if !worked && now.Sub(sh.savedTime) < idle {
+		return save{}, false
+	}
+	at, pending := sh.cursor.state()
+	if !worked && at == sh.savedAt {
+		return save{}, false
+	}
+	changes := sh.cursor.changes
+	sh.savedTime = now
+	return save{lead: sh.lead, at: at, pending: pending, stored: sh.savedPending, done: func(v save) {
+		sh.reader.mu.Lock()
+		defer sh.reader.mu.Unlock()
+		sh.savedChanges, sh.savedAt, sh.savedPending = changes, v.at, len(v.pending)
+	}}, true
+}

@@ -1,0 +1,137 @@
+package pgoutbox
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// stored is the row of one shard in the cursor table: what the next leader starts from.
+type stored struct {
+	shard   int
+	term    int64
+	at      position
+	pending []int64 // in emission order
+}
+
+// parseStored reads the columns of take_over.
+func parseStored(columns [][]byte) (stored, error) {
+	if len(columns) != 12 {
+		return stored{}, fmt.Errorf("a cursor row has %d columns, want 12", len(columns))
+	}
+	var out stored
+	shard, err := strconv.Atoi(string(columns[0]))
+	if err != nil {
+		return stored{}, fmt.Errorf("shard: %w", err)
+	}
+	out.shard = shard
+	if out.term, err = strconv.ParseInt(string(columns[1]), 10, 64); err != nil {
+		return stored{}, fmt.Errorf("term of shard %d: %w", shard, err)
+	}
+	after, err := parseStoredSnapshot(columns[2:6])
+	if err != nil {
+		return stored{}, fmt.Errorf("after of shard %d: %w", shard, err)
+	}
+	out.at = between(after)
+	if columns[9] != nil {
+		upto, err := parseStoredSnapshot(columns[6:10])
+		if err != nil {
+			return stored{}, fmt.Errorf("upto of shard %d: %w", shard, err)
+		}
+		out.at = position{batch: &batch{after: after, upto: upto}}
+		if out.at.last, err = strconv.ParseInt(string(columns[10]), 10, 64); err != nil {
+			return stored{}, fmt.Errorf("last id of shard %d: %w", shard, err)
+		}
+	}
+	if out.pending, err = parseInt64Array(string(columns[11])); err != nil {
+		return stored{}, fmt.Errorf("pending ids of shard %d: %w", shard, err)
+	}
+	return out, nil
+}
+
+func parseStoredSnapshot(columns [][]byte) (snapshot, error) {
+	s, err := parseSnapshot(string(columns[3]))
+	if err != nil {
+		return s, err
+	}
+	epoch, err := strconv.ParseInt(string(columns[0]), 10, 32)
+	if err != nil {
+		return s, fmt.Errorf("epoch: %w", err)
+	}
+	s.epoch = int32(epoch)
+	if s.low, err = strconv.ParseInt(string(columns[1]), 10, 64); err != nil {
+		return s, fmt.Errorf("lower mark: %w", err)
+	}
+	if s.high, err = strconv.ParseInt(string(columns[2]), 10, 64); err != nil {
+		return s, fmt.Errorf("upper mark: %w", err)
+	}
+	return s, nil
+}
+
+func parseInt64Array(text string) ([]int64, error) {
+	text = strings.Trim(text, "{}")
+	out := []int64{}
+	if text == "" {
+		return out, nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		v, err := strconv.ParseInt(part, 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+	}
+	return out, nil
+}
+
+// args are the snapshot's columns in the order of the statements.
+func (s snapshot) args() []any { return []any{int64(s.epoch), s.low, s.high, s.text()} }
+
+// args are the position's columns: after, upto and the last id.
+func (p position) args() []any {
+	if p.atEnd() {
+		return append(p.batch.upto.args(), nil, nil, nil, nil, int64(0))
+	}
+	return slices.Concat(p.batch.after.args(), p.batch.upto.args(), []any{p.last})
+}
+
+// save is what one shard wants stored.
+type save struct {
+	lead    *lead
+	at      position
+	pending []int64
+	stored  int        // length of the pending list that the row holds now
+	done    func(save) // called when it is stored
+}
+
+// saveChunk bounds the ids in one statement, so that it is a few KB and leaves the process in one piece: half a statement
+// would keep the server waiting for the rest, and a server that waits for the rest of a message grants no lease.
+const saveChunk = 400
+
+// requests are the statements that store it. All but the last prepare a long pending list behind the one that counts; each
+// must have succeeded before the next is sent.
+func (v save) requests(q *leaderQueries, token string) []request {
+	fence := []any{v.lead.consumer, v.lead.shard, v.lead.term, token}
+	rest := v.pending
+	drop := v.stored
+	var out []request
+	if len(rest) > saveChunk {
+		keep := v.stored
+		for len(rest) > 0 {
+			n := min(saveChunk, len(rest))
+			out = append(out, request{sql: q.stage, args: slices.Concat(fence, []any{keep, rest[:n]})})
+			keep, rest = keep+n, rest[n:]
+		}
+	} else {
+		drop = dropAll
+	}
+	return append(out, request{
+		sql:      q.save,
+		args:     slices.Concat(fence, v.at.args(), []any{drop, rest}),
+		frequent: true,
+	})
+}
+
+// dropAll empties the stored list: no list is that long.
+const dropAll = 1 << 30

@@ -1,0 +1,166 @@
+package pgoutbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// task is work for the session goroutine. An error that run returns ends the session.
+type task struct {
+	ctx  context.Context // of whoever waits; run itself is bounded by the session
+	run  func(context.Context, *session) error
+	done chan error
+	once bool // give up when no session can be opened
+}
+
+// do runs f on the lock session, between two ticks. It returns f's error, or the reason why f did not run: ctx ended,
+// everything was closed, or, with once, a session could not be opened. When ctx ends while f runs, f may still take
+// effect: cutting it short would cost the session, and every lock with it.
+func (g *leadership) do(ctx context.Context, once bool, f func(context.Context, *session) error) error {
+	var result error
+	t := &task{ctx: ctx, once: once, done: make(chan error, 1), run: func(ctx context.Context, s *session) error {
+		result = f(ctx, s)
+		if fatal(result) && !isVerdict(result) {
+			return result
+		}
+		return nil
+	}}
+	g.mu.Lock()
+	g.tasks = append(g.tasks, t)
+	g.wakeLocked()
+	g.mu.Unlock()
+	select {
+	case err := <-t.done:
+		if err == nil {
+			err = result
+		}
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the lock session: %w", context.Cause(ctx))
+	}
+}
+
+// verdict is an error of ours about what the server said; it says nothing against the session.
+type verdict struct{ error }
+
+func (v verdict) Unwrap() error { return v.error }
+
+func isVerdict(err error) bool {
+	var v verdict
+	return errors.As(err, &v) || isPermanent(err)
+}
+
+func (g *leadership) runTasks(ctx context.Context, s *session) error {
+	g.mu.Lock()
+	tasks := g.tasks
+	g.tasks = nil
+	g.mu.Unlock()
+	for i, t := range tasks {
+		if t.ctx.Err() != nil {
+			t.done <- context.Cause(t.ctx)
+			continue
+		}
+		err := t.run(ctx, s)
+		t.done <- err
+		if err != nil {
+			g.mu.Lock()
+			g.tasks = append(tasks[i+1:], g.tasks...)
+			g.mu.Unlock()
+			return err
+		}
+	}
+	return nil
+}
+
+// failTasks ends the tasks that cannot wait for another session; all of them when nobody opens one any more.
+func (g *leadership) failTasks(err error, onlyOnce bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.tasks = slices.DeleteFunc(g.tasks, func(t *task) bool {
+		if onlyOnce && !t.once && t.ctx.Err() == nil {
+			return false
+		}
+		t.done <- err
+		return true
+	})
+}
+
+// claim asks for the shards of a consumer. They come by and by, through the follower.
+func (g *leadership) claim(consumer int64, shards []int, f follower) *claim {
+	c := &claim{consumer: consumer, shards: shards, follower: f, held: map[int]*lead{}}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.claims = append(g.claims, c)
+	g.tasks = append(g.tasks, &task{ctx: context.Background(), done: make(chan error, 1), run: func(context.Context, *session) error {
+		g.nextTry = time.Time{}
+		return nil
+	}})
+	g.wakeLocked()
+	return c
+}
+
+func (g *leadership) claimed(c *claim) bool { return slices.Contains(g.claims, c) }
+
+// withdraw gives a claim up: stores the last positions, frees the locks. The leads end without a cause. When ctx ends
+// first, or the session is lost, the rest is left to the end of the session.
+func (g *leadership) withdraw(ctx context.Context, c *claim, last func() []save) error {
+	err := g.do(ctx, true, func(ctx context.Context, s *session) error {
+		return g.giveBack(ctx, s, c, last())
+	})
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.claims = slices.DeleteFunc(g.claims, func(other *claim) bool { return other == c })
+	for shard, l := range c.held {
+		delete(c.held, shard)
+		l.end(errReleased)
+	}
+	return err
+}
+
+func (g *leadership) giveBack(ctx context.Context, s *session, c *claim, last []save) error {
+	g.mu.Lock()
+	g.claims = slices.DeleteFunc(g.claims, func(other *claim) bool { return other == c })
+	var keys []int64
+	for _, l := range c.held {
+		keys = append(keys, l.key)
+	}
+	g.mu.Unlock()
+	if len(keys) == 0 {
+		return nil
+	}
+	for _, v := range last {
+		if err := g.store(ctx, s, v); err != nil {
+			return err
+		}
+	}
+	if err := g.unlock(ctx, s, keys); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for shard, l := range c.held {
+		delete(c.held, shard)
+		l.end(errReleased)
+	}
+	g.nextTry = time.Time{} // another claim of this session may want them
+	return nil
+}
+
+func (g *leadership) unlock(ctx context.Context, s *session, keys []int64) error {
+	results, err := s.roundTrip(ctx, request{sql: g.queries.unlock, args: []any{keys}})
+	if err != nil {
+		return fmt.Errorf("unlock: %w", err)
+	}
+	if results[0].Err != nil {
+		return fmt.Errorf("unlock, and nobody knows which were freed: %w", results[0].Err)
+	}
+	for _, row := range results[0].Rows {
+		if string(row[1]) != "t" {
+			return errors.New("unlock: a lock that the session believed to hold was gone")
+		}
+	}
+	return nil
+}
