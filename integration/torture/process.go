@@ -1,0 +1,141 @@
+package torture
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Process is a Reader that runs another one in a child process, which is this test binary once more. Killing it is a real
+// SIGKILL, so nothing of its state survives. The child prints a delivery and waits until the sink here has logged and
+// acknowledged it; only then does it ack. So the log here is right about what was delivered before what.
+type Process struct {
+	Role string // the reader in the map that Child is called with
+	Logf func(format string, args ...any)
+}
+
+// stopTime is how long a child may take to end in an orderly way.
+const stopTime = 20 * time.Second
+
+const (
+	roleVariable = "PGOUTBOX_TORTURE_ROLE"
+	dsnVariable  = "PGOUTBOX_TORTURE_DSN"
+)
+
+// report is a line from a child, reply the answer to it.
+type report struct {
+	N        int64 `json:"n"`
+	Delivery `json:"d"`
+}
+
+type reply struct {
+	N  int64 `json:"n"`
+	OK bool  `json:"ok"`
+}
+
+// Run starts the child and ends with it.
+func (p Process) Run(ctx context.Context, dsn string, deliver Deliver) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	child := exec.Command(self) // not CommandContext: how it dies depends on the cause
+	child.Env = append(os.Environ(), roleVariable+"="+p.Role, dsnVariable+"="+dsn)
+	child.Stderr = &lines{logf: p.Logf, prefix: p.Role + ": "}
+	stdin, err := child.StdinPipe()
+	if err != nil {
+		return err
+	}
+	stdout, err := child.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := child.Start(); err != nil {
+		return fmt.Errorf("start a child: %w", err)
+	}
+
+	// Handlers outlive the wish to stop, but not the child.
+	handling, gone := context.WithCancel(context.WithoutCancel(ctx))
+	defer gone()
+	var running sync.WaitGroup
+	running.Go(func() { endChild(ctx, handling, child) })
+	err = p.talk(handling, &running, stdout, stdin, deliver)
+	gone()
+	running.Wait()
+	waitErr := child.Wait()
+	if errors.Is(context.Cause(ctx), ErrKilled) {
+		return nil
+	}
+	if waitErr != nil {
+		return fmt.Errorf("child %s: %w", p.Role, waitErr)
+	}
+	return err
+}
+
+// talk answers the child's reports until its output ends.
+func (p Process) talk(handling context.Context, running *sync.WaitGroup, from io.Reader, to io.Writer, deliver Deliver) error {
+	var mu sync.Mutex
+	answer := json.NewEncoder(to)
+	for reports := json.NewDecoder(from); ; {
+		var r report
+		if err := reports.Decode(&r); err != nil {
+			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+				return nil // a killed child may leave half a line
+			}
+			return fmt.Errorf("read child %s: %w", p.Role, err)
+		}
+		ack := deliver(r.Delivery)
+		running.Go(func() {
+			ok := ack(handling) == nil
+			if handling.Err() != nil {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			_ = answer.Encode(reply{r.N, ok}) // a child that is gone needs no answer
+		})
+	}
+}
+
+// endChild waits for ctx and then ends the child in the way that its cause wants, unless it is gone first.
+func endChild(ctx, gone context.Context, child *exec.Cmd) {
+	select {
+	case <-gone.Done():
+		return
+	case <-ctx.Done():
+	}
+	if !errors.Is(context.Cause(ctx), ErrKilled) {
+		_ = child.Process.Signal(syscall.SIGTERM) // it may have ended by itself
+		if pause(gone, stopTime) != nil {
+			return
+		}
+	}
+	_ = child.Process.Kill()
+}
+
+// lines writes a child's error output to the test log, line by line.
+type lines struct {
+	logf   func(format string, args ...any)
+	prefix string
+	rest   []byte
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.rest = append(l.rest, p...)
+	for {
+		line, rest, ok := bytes.Cut(l.rest, []byte("\n"))
+		if !ok {
+			return len(p), nil
+		}
+		l.logf("%s%s", l.prefix, line)
+		l.rest = rest
+	}
+}
