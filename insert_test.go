@@ -3,6 +3,7 @@ package pgoutbox
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -107,10 +108,7 @@ func TestInsertRefusesMoreThanTheServerReads(t *testing.T) {
 	if err := rows.checkSize(true, 3200); err == nil {
 		t.Error("as literals payloads double, but were not refused")
 	}
-	literal := 0
-	for _, arg := range rows.literalArgs() {
-		literal += len(arg.(string))
-	}
+	literal := len(fmt.Sprint(rows.literalArgs()...))
 	if size := rows.size(true); size < literal {
 		t.Errorf("estimated %d bytes for %d", size, literal)
 	}

@@ -40,24 +40,26 @@ func newNames(schema, table string) (names, error) {
 }
 
 func checkSchemaName(name string) error {
-	if err := checkIdentifier("Schema", name); err != nil {
+	const field = "Schema"
+	if err := checkIdentifier(field, name); err != nil {
 		return err
 	}
 	if len(name) > maxIdentifier {
-		return fmt.Errorf("Schema is %d bytes long, PostgreSQL takes %d", len(name), maxIdentifier)
+		return fmt.Errorf("%s is %d bytes long, PostgreSQL takes %d", field, len(name), maxIdentifier)
 	}
 	if strings.HasPrefix(name, "pg_") { // pg_temp would even work, for one session
-		return fmt.Errorf("Schema %q: PostgreSQL keeps names that start with pg_ for itself", name)
+		return fmt.Errorf("%s %q: PostgreSQL keeps names that start with pg_ for itself", field, name)
 	}
 	return nil
 }
 
 func checkTableName(name string) error {
-	if err := checkIdentifier("Table", name); err != nil {
+	const field = "Table"
+	if err := checkIdentifier(field, name); err != nil {
 		return err
 	}
 	if limit := maxIdentifier - len(longestSuffix()); len(name) > limit {
-		return fmt.Errorf("Table is %d bytes long, at most %d leave room for the derived name …%s", len(name), limit, longestSuffix())
+		return fmt.Errorf("%s is %d bytes long, at most %d leave room for the derived name …%s", field, len(name), limit, longestSuffix())
 	}
 	return nil
 }

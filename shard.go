@@ -64,7 +64,11 @@ func (sh *shard) take(limit, outMost int) []*flight {
 		if e.attempt > 1 {
 			break // what failed before goes alone, so that a bad row is found out
 		}
-		for next := sh.queue.follow(e); next != nil && len(run) < limit; next = sh.queue.follow(e) {
+		for len(run) < limit {
+			next := sh.queue.follow(e)
+			if next == nil {
+				break
+			}
 			run = append(run, sh.send(next, e))
 			e = next
 		}

@@ -20,7 +20,7 @@ func (*fakeExecer) Exec(context.Context, string, ...any) (pgconn.CommandTag, err
 }
 
 // uncomparable panics in ==.
-type uncomparable struct{ f func() }
+type uncomparable struct{ _ func() }
 
 func (uncomparable) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
 	return pgconn.CommandTag{}, nil

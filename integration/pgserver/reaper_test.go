@@ -98,6 +98,46 @@ func TestReaperClearsUpAfterAProcessThatDied(t *testing.T) {
 	}
 }
 
+// The backend is halted so that it is certain to be there still when the next postmaster comes.
+func TestServerComesBackAfterItsPostmasterWasKilled(t *testing.T) {
+	s := local(t)
+	conn, err := pgx.Connect(t.Context(), s.DSN())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	backend := int(conn.PgConn().PID())
+	postmaster, err := s.PostmasterPID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	signal(t, backend, syscall.SIGSTOP)
+	signal(t, postmaster, syscall.SIGKILL)
+	eventually(t, 10*time.Second, "the postmaster is gone", func() bool {
+		return errors.Is(syscall.Kill(postmaster, 0), syscall.ESRCH)
+	})
+	started := make(chan error, 1)
+	go func() { started <- s.StartAgain(t.Context()) }()
+	eventually(t, 20*time.Second, "a start has failed because of the backend", func() bool {
+		text, err := os.ReadFile(s.LogFile())
+		return err == nil && strings.Contains(string(text), "still in use")
+	})
+	signal(t, backend, syscall.SIGCONT)
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	if one := query[int](t, s.DSN(), "SELECT 1"); one != 1 {
+		t.Error("no answer")
+	}
+}
+
+func signal(t *testing.T, pid int, sig syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(pid, sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // killGroup kills cmd as a terminal or a CI runner does, with everything in its group.
 func killGroup(t *testing.T, cmd *osexec.Cmd) {
 	t.Helper()
@@ -130,14 +170,6 @@ func openTempDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
-}
-
-func killHard(t *testing.T, pid int) {
-	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, 10*time.Second, "the process is gone", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
 }
 
 // silentSocket is a daemon that takes connections and never answers.

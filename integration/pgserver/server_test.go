@@ -131,26 +131,6 @@ func TestStoppedServerStartsAgainOnItsPort(t *testing.T) {
 	}
 }
 
-func TestServerComesBackAfterItsPostmasterWasKilled(t *testing.T) {
-	s := local(t)
-	conn, err := pgx.Connect(t.Context(), s.DSN()) // a backend that outlives its postmaster for a moment
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(context.WithoutCancel(t.Context()))
-	pid, err := s.PostmasterPID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	killHard(t, pid)
-	if err := s.StartAgain(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if one := query[int](t, s.DSN(), "SELECT 1"); one != 1 {
-		t.Error("no answer")
-	}
-}
-
 func TestCloseStopsTheServerAndRemovesItsDirectory(t *testing.T) {
 	s := local(t)
 	if err := s.Close(); err != nil {
@@ -176,26 +156,26 @@ func TestProviderThatCannotDeliverIsNamedInOneLine(t *testing.T) {
 	t.Setenv("PGOUTBOX_TEST_DSN", "postgres://nobody:hush@127.0.0.1:1/x?sslmode=disable&connect_timeout=1")
 	t.Setenv("DOCKER_HOST", silentSocket(t))
 	var lines []string
-	began := time.Now()
+	var said []time.Time
 	s, err := pgserver.Start(t.Context(), pgserver.Options{Logf: func(format string, args ...any) {
 		lines = append(lines, fmt.Sprintf(format, args...))
+		said = append(said, time.Now())
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	took := time.Since(began)
 	t.Cleanup(func() { _ = s.Close() })
 	if len(lines) != 3 || !strings.Contains(lines[0], "dsn:") || !strings.Contains(lines[1], "docker: no daemon answers") ||
 		!strings.Contains(lines[2], "local binaries") {
-		t.Errorf("logged:\n%s", strings.Join(lines, "\n"))
+		t.Fatalf("logged:\n%s", strings.Join(lines, "\n"))
 	}
 	for _, line := range lines {
 		if strings.ContainsAny(line, "\n\r") || strings.Contains(line, "hush") {
 			t.Errorf("not a line for people: %q", line)
 		}
 	}
-	if took > 15*time.Second {
-		t.Errorf("took %s", took)
+	if took := said[1].Sub(said[0]); took > 2*time.Second {
+		t.Errorf("a daemon that does not answer cost %s", took)
 	}
 }
 

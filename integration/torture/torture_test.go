@@ -113,6 +113,7 @@ func run(t *testing.T, r *torture.Run) torture.Outcome {
 			t.Logf("%s: %s", o.Names[i], example)
 		}
 	}
+	autopsy(t, r.Workload.DSN)
 	return o
 }
 

@@ -23,7 +23,6 @@ func TestPlainInsertIsAFullCitizen(t *testing.T) {
 }
 
 func TestFC46_UnreadableRowsAreRefusedAtInsert(t *testing.T) {
-	t.Parallel()
 	db := newOutbox(t)
 	_, writer := db.writer(t)
 	tests := []struct{ name, sql, state string }{

@@ -18,7 +18,6 @@ import (
 )
 
 func TestPublishSaysWhatToDo(t *testing.T) {
-	t.Parallel()
 	db := newOutbox(t)
 	_, pool := db.role(t)
 	std := openStd(t, "postgres", db.dsn)
@@ -104,7 +103,7 @@ type wire struct {
 func (w wire) Read(p []byte) (int, error) {
 	n, err := w.Conn.Read(p)
 	if w.lose.Load() {
-		_ = w.Conn.Close()
+		_ = w.Close()
 		return 0, io.ErrUnexpectedEOF
 	}
 	return n, err

@@ -60,7 +60,7 @@ func stored(topic string, msg *message.Message) row {
 }
 
 // paths are the ways by which messages reach the table.
-func paths(t *testing.T, db database, pool *pgxpool.Pool, std map[string]*sql.DB) map[string]func(topic string, msgs ...*message.Message) error {
+func paths(t *testing.T, pool *pgxpool.Pool, std map[string]*sql.DB) map[string]func(topic string, msgs ...*message.Message) error {
 	t.Helper()
 	pub := newPublisher(t, pool, pgoutbox.PublisherConfig{})
 	all := map[string]func(string, ...*message.Message) error{
@@ -128,7 +128,7 @@ func TestFC22_HardMessagesInEveryExecModeAndDriver(t *testing.T) {
 				std["lib/pq"] = openStd(t, "postgres", db.dsn)
 				std["lib/pq, binary parameters"] = openStd(t, "postgres", db.dsn+"&binary_parameters=yes")
 			}
-			for path, publish := range paths(t, db, pool, std) {
+			for path, publish := range paths(t, pool, std) {
 				db.exec(t, "TRUNCATE outbox")
 				topic := `täg "😀" \ {NULL}, # ` + path
 				if err := publish(topic, hardMessages()...); err != nil {

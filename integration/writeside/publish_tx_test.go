@@ -100,7 +100,6 @@ func TestOneEventBusJoinsEveryTransaction(t *testing.T) {
 }
 
 func TestFC47_SavepointsTakeTheirMessagesWithThem(t *testing.T) {
-	t.Parallel()
 	db := newOutbox(t)
 	pub := newPublisher(t, db.pool, pgoutbox.PublisherConfig{})
 	ctx := t.Context()

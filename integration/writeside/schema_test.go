@@ -53,9 +53,10 @@ func TestFC37_TenProcessesMigrateAnEmptyDatabase(t *testing.T) {
 		for round := range rounds(50) {
 			var wg sync.WaitGroup
 			start := make(chan struct{})
-			for range 10 {
+			for i := range 10 {
 				wg.Go(func() {
-					conn, err := pgx.Connect(t.Context(), db.dsn) // a process has its own
+					isolation := []string{"read committed", "repeatable read", "serializable"}[i%3] // a role's default
+					conn, err := connect(t.Context(), db.dsn, "default_transaction_isolation", isolation)
 					if err != nil {
 						t.Error(err)
 						return
@@ -79,6 +80,16 @@ func TestFC37_TenProcessesMigrateAnEmptyDatabase(t *testing.T) {
 			}
 		}
 	}
+}
+
+// connect is what a process of its own does.
+func connect(ctx context.Context, dsn, name, value string) (*pgx.Conn, error) {
+	cfg, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		return nil, err
+	}
+	cfg.RuntimeParams[name] = value
+	return pgx.ConnectConfig(ctx, cfg)
 }
 
 func TestFC37_TwoOutboxesMigrateIntoOneNewSchemaAtOnce(t *testing.T) {
