@@ -38,13 +38,13 @@ func (j *judgement) delays() {
 // silence is the longest stretch without a delivery in which at least one message waited. all is sorted by delivery.
 func silence(all []waiting) (longest time.Duration) {
 	earliest := time.Duration(1<<63 - 1) // commit among the messages that were delivered from here on
-	for i := len(all) - 1; i >= 0; i-- {
-		earliest = min(earliest, all[i].committed)
+	for i, w := range slices.Backward(all) {
+		earliest = min(earliest, w.committed)
 		from := earliest
 		if i > 0 {
 			from = max(from, all[i-1].delivered)
 		}
-		longest = max(longest, all[i].delivered-from)
+		longest = max(longest, w.delivered-from)
 	}
 	return longest
 }

@@ -7,10 +7,14 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-const upsertEntity = `
-	INSERT INTO torture_entity AS e (key, version) VALUES ($1, $2)
-	ON CONFLICT (key) DO UPDATE SET version = e.version + $2
-	RETURNING version - $2`
+// Each locks a key, raises its version by $2 and returns the version before.
+const (
+	updateEntity = `UPDATE torture_entity SET version = version + $2 WHERE key = $1 RETURNING version - $2`
+	upsertEntity = `
+		INSERT INTO torture_entity AS e (key, version) VALUES ($1, $2)
+		ON CONFLICT (key) DO UPDATE SET version = e.version + $2
+		RETURNING version - $2`
+)
 
 // lockKeys locks the plan's keys in ascending order and returns its messages, numbered by their key's version.
 func (t *transaction) lockKeys(ctx context.Context) ([]Message, error) {
@@ -40,13 +44,14 @@ func (t *transaction) lockKey(ctx context.Context, key string, count int) (versi
 		return 0, nil
 	}
 	switch t.plan.lock {
+	case onConflict, locks: // below
 	case forUpdate:
 		err = t.conn.QueryRow(ctx, `SELECT version FROM torture_entity WHERE key = $1 FOR UPDATE`, key).Scan(&version)
 		if err == nil && !t.plan.late {
 			_, err = t.conn.Exec(ctx, `UPDATE torture_entity SET version = version + $2 WHERE key = $1`, key, count)
 		}
 	case updateReturning:
-		err = t.conn.QueryRow(ctx, `UPDATE torture_entity SET version = version + $2 WHERE key = $1 RETURNING version - $2`, key, count).Scan(&version)
+		err = t.conn.QueryRow(ctx, updateEntity, key, count).Scan(&version)
 	}
 	if t.plan.lock == onConflict || errors.Is(err, pgx.ErrNoRows) { // or the key's first message: there is no row to lock
 		err = t.conn.QueryRow(ctx, upsertEntity, key, count).Scan(&version)

@@ -80,16 +80,17 @@ func (f *faults) deaths(ctx context.Context, e *Entrant) error {
 			return nil
 		}
 		from := f.history.now()
-		kind, hit := "killed", false
+		var (
+			kind string
+			hit  bool
+		)
 		switch n := rand.IntN(100); {
 		case n < 25 && e.LockSession != "":
-			kind = "session terminated"
-			hit = f.terminate(ctx, e.LockSession)
+			kind, hit = "session terminated", f.terminate(ctx, e.LockSession)
 		case n < 40:
-			kind = "restarted"
-			hit = e.endOne(ErrRestarted)
+			kind, hit = "restarted", e.endOne(ErrRestarted)
 		default:
-			hit = e.endOne(ErrKilled)
+			kind, hit = "killed", e.endOne(ErrKilled)
 		}
 		if hit {
 			f.history.broke(Fault{Kind: kind, Entrant: e.Name, At: from, Until: f.history.now()})

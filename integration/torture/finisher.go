@@ -79,8 +79,7 @@ func (f *finisher) finish(ctx context.Context, p prepared) error {
 	}
 	return f.load.connected(ctx, ctx, func(conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, statement)
-		var answer *pgconn.PgError
-		if errors.As(err, &answer) && answer.Code == "42704" { // unknown: it was never prepared, or is done already
+		if answer, ok := errors.AsType[*pgconn.PgError](err); ok && answer.Code == "42704" { // unknown: it was never prepared, or is done already
 			return nil
 		}
 		if err == nil && p.commit {

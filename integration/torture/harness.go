@@ -36,7 +36,7 @@ const (
 func (r *Run) Do(ctx context.Context) (Outcome, error) {
 	w := r.Workload
 	r.history.start = time.Now()
-	w.history = &r.history
+	w.history, w.crashes = &r.history, r.Server != nil
 	w.finisher = newFinisher(w)
 	if err := w.once(ctx, func(conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, tables)
@@ -69,7 +69,10 @@ func (r *Run) write(ctx context.Context) ([]Entry, error) {
 		return nil, err
 	}
 	w := r.Workload
-	f := &faults{dsn: w.DSN, duration: w.Duration, server: r.Server, entrants: r.Entrants, history: &r.history, tally: &w.tally, from: r.history.now()}
+	f := &faults{
+		dsn: w.DSN, from: r.history.now(), duration: w.Duration,
+		server: r.Server, entrants: r.Entrants, history: &r.history, tally: &w.tally,
+	}
 	running, group := errgroup.WithContext(ctx)
 	running.Go(func() error { return w.Run(group) })
 	running.Go(func() error { return f.run(group) })
@@ -153,7 +156,7 @@ func (r *Run) judge(oracle []Entry) Outcome {
 	if saved == 0 {
 		saved = defaultSaved
 	}
-	out := Outcome{Totals: r.Workload.tally.String()}
+	out := Outcome{Totals: r.Workload.tally.String(), Faults: len(r.history.faults)}
 	for _, e := range r.Entrants {
 		out.Names, out.Lives = append(out.Names, e.Name), append(out.Lives, e.lives)
 		out.Verdicts = append(out.Verdicts, Judge(oracle, e.sink.log, r.history.of(e.Name), saved))

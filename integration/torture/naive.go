@@ -47,14 +47,13 @@ func poll(ctx context.Context, dsn string, do func(context.Context, *pgx.Conn) e
 		defer cancel()
 		_ = conn.Close(ctx) // nothing depends on it
 	}()
-	for {
+	for ctx.Err() == nil {
 		if err := do(ctx, conn); err != nil {
 			return ignoreEnd(ctx, fmt.Errorf("poll: %w", err))
 		}
-		if err := pause(ctx, 10*time.Millisecond); err != nil {
-			return nil
-		}
+		_ = pause(ctx, 10*time.Millisecond) // the loop looks at ctx
 	}
+	return nil
 }
 
 // ignoreEnd forgets an error that came after ctx's end: it was asked for.

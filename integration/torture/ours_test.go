@@ -24,7 +24,7 @@ func ours(t *testing.T, processes int, mortal bool) []*torture.Entrant {
 	entrant := func(role string) *torture.Entrant {
 		return &torture.Entrant{
 			Name:        role,
-			Reader:      torture.Process{Role: role, Logf: t.Logf},
+			Reader:      process(t, role),
 			Processes:   processes,
 			SlowAcks:    true,
 			Mortal:      mortal,

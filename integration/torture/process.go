@@ -18,8 +18,8 @@ import (
 // SIGKILL, so nothing of its state survives. The child prints a delivery and waits until the sink here has logged and
 // acknowledged it; only then does it ack. So the log here is right about what was delivered before what.
 type Process struct {
-	Role string // the reader in the map that Child is called with
-	Logf func(format string, args ...any)
+	Role string                           // the reader in the map that Child is called with
+	Logf func(format string, args ...any) // gets what the child says on standard error; nil = only the end of it, in Run's error
 }
 
 // stopTime is how long a child may take to end in an orderly way.
@@ -49,7 +49,8 @@ func (p Process) Run(ctx context.Context, dsn string, deliver Deliver) error {
 	}
 	child := exec.Command(self) // not CommandContext: how it dies depends on the cause
 	child.Env = append(os.Environ(), roleVariable+"="+p.Role, dsnVariable+"="+dsn)
-	child.Stderr = &lines{logf: p.Logf, prefix: p.Role + ": "}
+	said := &said{logf: p.Logf, role: p.Role}
+	child.Stderr = said
 	stdin, err := child.StdinPipe()
 	if err != nil {
 		return err
@@ -75,7 +76,7 @@ func (p Process) Run(ctx context.Context, dsn string, deliver Deliver) error {
 		return nil
 	}
 	if waitErr != nil {
-		return fmt.Errorf("child %s: %w", p.Role, waitErr)
+		return fmt.Errorf("child %s: %w; it said: %s", p.Role, waitErr, said.last)
 	}
 	return err
 }
@@ -121,21 +122,30 @@ func endChild(ctx, gone context.Context, child *exec.Cmd) {
 	_ = child.Process.Kill()
 }
 
-// lines writes a child's error output to the test log, line by line.
-type lines struct {
-	logf   func(format string, args ...any)
-	prefix string
-	rest   []byte
+// said takes what a child says on standard error, line by line.
+type said struct {
+	logf func(format string, args ...any)
+	role string
+	last []byte // not longer than maxSaid
+	rest []byte // a line that has not ended
 }
 
-func (l *lines) Write(p []byte) (int, error) {
-	l.rest = append(l.rest, p...)
+const maxSaid = 2000
+
+// Write is called by one goroutine, which has ended when Wait returns.
+func (s *said) Write(p []byte) (int, error) {
+	s.last = append(s.last, p...)
+	s.last = s.last[max(0, len(s.last)-maxSaid):]
+	if s.logf == nil {
+		return len(p), nil
+	}
+	s.rest = append(s.rest, p...)
 	for {
-		line, rest, ok := bytes.Cut(l.rest, []byte("\n"))
+		line, rest, ok := bytes.Cut(s.rest, []byte("\n"))
 		if !ok {
 			return len(p), nil
 		}
-		l.logf("%s%s", l.prefix, line)
-		l.rest = rest
+		s.logf("%s: %s", s.role, line)
+		s.rest = rest
 	}
 }

@@ -12,6 +12,7 @@ type Outcome struct {
 	Names    []string
 	Lives    []int
 	Verdicts []Verdict
+	Faults   int
 	Totals   string // what the workload and the faults did, by kind
 }
 
@@ -19,7 +20,13 @@ type Outcome struct {
 func (o Outcome) String() string {
 	var b strings.Builder
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "reader\tlives\tcommitted\thandled\tlost\tghosts\tdamaged\tinverted\toverlaps\tovertaken\tduplicates\tunexplained\tdelay\tworst\tsilence\t")
+	for _, column := range []string{
+		"reader", "lives", "committed", "handled", "lost", "ghosts", "damaged", "inverted", "overlaps", "overtaken", "duplicates", "unexplained",
+		"delay", "worst", "silence",
+	} {
+		fmt.Fprint(table, column, "\t")
+	}
+	fmt.Fprintln(table)
 	for i, v := range o.Verdicts {
 		fmt.Fprint(table, o.Names[i], "\t")
 		for _, n := range []int{

@@ -26,12 +26,6 @@ func (t *tally) add(group, kind string) {
 	t.counts[group][kind]++
 }
 
-func (t *tally) count(group, kind string) int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.counts[group][kind]
-}
-
 // ran counts a transaction that came to the end its plan wanted.
 func (t *tally) ran(p plan) {
 	t.add("end", p.end.String())

@@ -29,6 +29,7 @@ func (t *transaction) run(ctx context.Context) error {
 		return err
 	}
 	switch t.plan.end {
+	case commit, ends: // below
 	case rollback:
 		_, err = t.conn.Exec(ctx, "ROLLBACK")
 		return err

@@ -53,9 +53,9 @@ func Judge(oracle []Entry, log []Record, h History, saved time.Duration) Verdict
 		}
 		j.Lost++
 		if n, ok := j.first[e.ID]; ok {
-			j.example(j.Lost, "lost: %s was not acknowledged and never came again", log[n])
+			j.examplef(j.Lost, "lost: %s was not acknowledged and never came again", log[n])
 		} else {
-			j.example(j.Lost, "lost: version %d of key %q (message %d) never came", e.Version, e.Key, e.ID)
+			j.examplef(j.Lost, "lost: version %d of key %q (message %d) never came", e.Version, e.Key, e.ID)
 		}
 	}
 	j.Handled = j.Committed - j.Lost
@@ -89,7 +89,7 @@ func (j *judgement) walk() {
 	for n, r := range j.log {
 		if r.Damage != "" {
 			j.Damaged++
-			j.example(j.Damaged, "damaged: row %d: %s", r.Row, r.Damage)
+			j.examplef(j.Damaged, "damaged: row %d: %s", r.Row, r.Damage)
 		}
 		if r.ID == 0 { // not even the message can be told
 			continue
@@ -105,7 +105,7 @@ func (j *judgement) walk() {
 			of := holder{r.Key, r.Incarnation}
 			if p, ok := latest[of]; ok && !ended(j.log[p], r.At) {
 				j.Overlaps++
-				j.example(j.Overlaps, "overlap: %s came while %s was not acknowledged", r, j.log[p])
+				j.examplef(j.Overlaps, "overlap: %s came while %s was not acknowledged", r, j.log[p])
 			}
 			latest[of] = n
 		}
@@ -113,7 +113,7 @@ func (j *judgement) walk() {
 			j.Duplicates++
 			if !j.explained(j.log[p], r) {
 				j.Unexplained++
-				j.example(j.Unexplained, "duplicate: %s came again as %s", j.log[p], r)
+				j.examplef(j.Unexplained, "duplicate: %s came again as %s", j.log[p], r)
 			}
 			last[r.ID] = n
 			continue
@@ -121,7 +121,7 @@ func (j *judgement) walk() {
 		last[r.ID] = n
 		if _, ok := j.committed[r.ID]; !ok {
 			j.Ghosts++
-			j.example(j.Ghosts, "ghost: %s did not commit", r)
+			j.examplef(j.Ghosts, "ghost: %s did not commit", r)
 			continue
 		}
 		j.first[r.ID] = n
@@ -130,7 +130,7 @@ func (j *judgement) walk() {
 		}
 		if p, ok := highest[r.Key]; ok && r.Version < j.log[p].Version {
 			j.Inversions++
-			j.example(j.Inversions, "inverted: %s came after %s", r, j.log[p])
+			j.examplef(j.Inversions, "inverted: %s came after %s", r, j.log[p])
 			continue
 		}
 		highest[r.Key] = n
@@ -154,8 +154,8 @@ func (j *judgement) explained(before, again Record) bool {
 	})
 }
 
-// example notes what went wrong, as long as it is among the first of its kind.
-func (j *judgement) example(count int, format string, args ...any) {
+// examplef notes what went wrong, as long as it is among the first of its kind.
+func (j *judgement) examplef(count int, format string, args ...any) {
 	if count <= maxExamples {
 		j.Examples = append(j.Examples, fmt.Sprintf(format, args...))
 	}

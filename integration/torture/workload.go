@@ -20,6 +20,7 @@ type Workload struct {
 	Writers  int
 	Seed     uint64
 
+	crashes  bool // of the server are to be survived
 	history  *history
 	tally    tally
 	lastID   atomic.Int64
@@ -27,7 +28,7 @@ type Workload struct {
 }
 
 // Run writes until Duration is over, waits for every transaction it began, prepared ones included, and returns nil. It
-// survives crashes of the server; any other error ends it.
+// survives crashes of the server that the harness causes; any other error ends it.
 func (w *Workload) Run(ctx context.Context) error {
 	until, cancel := context.WithTimeout(ctx, w.Duration)
 	defer cancel()
@@ -66,17 +67,17 @@ func (w *Workload) write(ctx, until context.Context, n int) error {
 	})
 }
 
-// connected runs do with a connection, and again with a new one each time the server went away, until until ends.
+// connected runs do with a connection, and again with a new one each time the server crashed, until until ends.
 func (w *Workload) connected(ctx, until context.Context, do func(*pgx.Conn) error) error {
 	for {
 		err := w.once(ctx, do)
 		switch {
 		case err == nil:
 			return nil
-		case ctx.Err() != nil || !serverGone(err):
+		case ctx.Err() != nil || !w.crashes || !serverGone(err):
 			return err
 		case until.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // a transaction that the last crash has cut off is not tried again
 		}
 		if err := pause(ctx, 50*time.Millisecond); err != nil {
 			return err
@@ -106,8 +107,7 @@ func (w *Workload) nextID() int64 { return w.lastID.Add(1) }
 
 // serverGone tells a crash of the server, which the harness causes, from a statement that is wrong.
 func serverGone(err error) bool {
-	var answer *pgconn.PgError
-	if errors.As(err, &answer) {
+	if answer, ok := errors.AsType[*pgconn.PgError](err); ok {
 		class := answer.Code[:2]
 		return class == "57" || class == "08"
 	}
