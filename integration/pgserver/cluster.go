@@ -58,9 +58,9 @@ func (c *cluster) start(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		reason := c.complaint(said)
-		err = errors.Join(err, errors.New(reason))
-		if !strings.Contains(reason, "still in use") {
+		lines := c.loggedSince(said)
+		err = errors.Join(err, complaint(lines))
+		if !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, "still in use") }) {
 			return err
 		}
 		select {
@@ -120,19 +120,23 @@ func (c *cluster) logSize() int64 {
 	return info.Size()
 }
 
-// complaint is the last FATAL line that the server logged after the first said bytes.
-func (c *cluster) complaint(said int64) string {
+func (c *cluster) loggedSince(size int64) []string {
 	text, err := os.ReadFile(c.log())
-	if err != nil || int64(len(text)) < said {
-		return "the server left no log"
+	if err != nil || int64(len(text)) < size {
+		return nil
 	}
-	lines := strings.Split(string(text[said:]), "\n")
+	return strings.Split(strings.TrimSpace(string(text[size:])), "\n")
+}
+
+// complaint says why the server did not start: the last FATAL line, unless it is one of a backend that a crash left behind.
+func complaint(lines []string) error {
 	for _, line := range slices.Backward(lines) {
-		if _, after, ok := strings.Cut(line, "FATAL:"); ok {
-			return strings.TrimSpace(after)
+		_, fatal, ok := strings.Cut(line, "FATAL:")
+		if ok && !strings.Contains(fatal, "terminating connection") {
+			return errors.New(strings.TrimSpace(fatal))
 		}
 	}
-	return lastLine(string(text[said:]))
+	return errors.New("the server's log does not say why")
 }
 
 func lastLine(text string) string {

@@ -113,9 +113,7 @@ func TestServerComesBackAfterItsPostmasterWasKilled(t *testing.T) {
 	}
 	signal(t, backend, syscall.SIGSTOP)
 	signal(t, postmaster, syscall.SIGKILL)
-	eventually(t, 10*time.Second, "the postmaster is gone", func() bool {
-		return errors.Is(syscall.Kill(postmaster, 0), syscall.ESRCH)
-	})
+	eventually(t, 10*time.Second, "the postmaster is gone", func() bool { return !isRunning(postmaster) })
 	started := make(chan error, 1)
 	go func() { started <- s.StartAgain(t.Context()) }()
 	eventually(t, 20*time.Second, "a start has failed because of the backend", func() bool {
@@ -130,6 +128,8 @@ func TestServerComesBackAfterItsPostmasterWasKilled(t *testing.T) {
 		t.Error("no answer")
 	}
 }
+
+func isRunning(pid int) bool { return !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
 
 func signal(t *testing.T, pid int, sig syscall.Signal) {
 	t.Helper()

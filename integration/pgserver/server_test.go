@@ -1,3 +1,5 @@
+//go:build unix
+
 package pgserver_test
 
 import (
@@ -133,9 +135,14 @@ func TestStoppedServerStartsAgainOnItsPort(t *testing.T) {
 
 func TestCloseStopsTheServerAndRemovesItsDirectory(t *testing.T) {
 	s := local(t)
+	pid, err := s.PostmasterPID()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, 5*time.Second, "the process is gone", func() bool { return !isRunning(pid) })
 	if _, err := os.Stat(s.DataDir()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is still there: %v", err)
 	}
