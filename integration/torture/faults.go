@@ -93,7 +93,7 @@ func (f *faults) deaths(ctx context.Context, e *Entrant) error {
 			kind, hit = "killed", e.endOne(ErrKilled)
 		}
 		if hit {
-			f.history.broke(Fault{Kind: kind, Entrant: e.Name, At: from, Until: f.history.now()})
+			f.history.broke(Fault{Kind: kind, Entrant: e.Name, Orderly: kind == "restarted", At: from, Until: f.history.now()})
 			f.tally.add("faults", e.Name+" "+kind)
 		}
 	}

@@ -52,7 +52,7 @@ func (f FullSet) read(ctx context.Context, dsn string, deliver Deliver) error {
 			return err
 		}
 		for part := range slices.Chunk(found, 200) {
-			acked := byKey(ctx, part, deliver)
+			acked := f.deliver(ctx, part, deliver)
 			if err := f.save(ctx, conn, acked); err != nil {
 				return err
 			}
@@ -72,9 +72,11 @@ func (FullSet) save(ctx context.Context, conn *pgx.Conn, acked []int64) error {
 	return err
 }
 
-// byKey delivers rows: of one key one after the other, of different keys at the same time. It returns the ids that were
-// acknowledged; after a refusal the rest of the key is left out.
-func byKey(ctx context.Context, rows []Delivery, deliver Deliver) (acked []int64) {
+// deliver delivers rows: of one key one after the other, of different keys at the same time. It returns the ids that were
+// acknowledged; after a refusal the rest of the key is left out. Handlers may finish after ctx has ended, but not begin.
+func (FullSet) deliver(ctx context.Context, rows []Delivery, deliver Deliver) (acked []int64) {
+	handling, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
 	lanes := make(map[string][]Delivery)
 	for _, d := range rows {
 		lanes[d.Key] = append(lanes[d.Key], d)
@@ -86,7 +88,7 @@ func byKey(ctx context.Context, rows []Delivery, deliver Deliver) (acked []int64
 	for _, lane := range lanes {
 		running.Go(func() {
 			for _, d := range lane {
-				if deliver(d)(ctx) != nil {
+				if ctx.Err() != nil || deliver(d)(handling) != nil {
 					return
 				}
 				mu.Lock()

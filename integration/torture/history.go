@@ -31,6 +31,7 @@ type Span struct{ From, To time.Duration }
 type Fault struct {
 	Kind      string // as in the report
 	Entrant   string // whom it hit; "" = everybody
+	Orderly   bool   // a stop that lets what is in flight finish, so it explains a delay but no duplicate
 	At, Until time.Duration
 }
 

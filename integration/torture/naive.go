@@ -59,7 +59,7 @@ func poll(ctx context.Context, dsn string, do func(context.Context, *pgx.Conn) e
 // ignoreEnd forgets an error that came after ctx's end: it was asked for.
 func ignoreEnd(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return nil
+		err = nil
 	}
 	return err
 }

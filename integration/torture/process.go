@@ -69,13 +69,16 @@ func (p Process) Run(ctx context.Context, dsn string, deliver Deliver) error {
 	var running sync.WaitGroup
 	running.Go(func() { endChild(ctx, handling, child) })
 	err = p.talk(handling, &running, stdout, stdin, deliver)
+	if err != nil {
+		_ = child.Process.Kill() // nobody listens to it any more; it may be gone
+	}
 	gone()
 	running.Wait()
 	waitErr := child.Wait()
 	if errors.Is(context.Cause(ctx), ErrKilled) {
 		return nil
 	}
-	if waitErr != nil {
+	if waitErr != nil && err == nil {
 		return fmt.Errorf("child %s: %w; it said: %s", p.Role, waitErr, said.last)
 	}
 	return err

@@ -21,8 +21,8 @@ func (o Outcome) String() string {
 	var b strings.Builder
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	for _, column := range []string{
-		"reader", "lives", "committed", "handled", "lost", "ghosts", "damaged", "inverted", "overlaps", "overtaken", "duplicates", "unexplained",
-		"delay", "worst", "silence",
+		"reader", "lives", "committed", "handled", "lost", "ghosts", "damaged", "inverted", "overlaps", "overtaken",
+		"duplicates", "unexplained", "undone", "delay", "worst", "silence",
 	} {
 		fmt.Fprint(table, column, "\t")
 	}
@@ -34,13 +34,14 @@ func (o Outcome) String() string {
 		} {
 			fmt.Fprint(table, n, "\t")
 		}
-		for _, d := range []time.Duration{v.Delay, v.Worst, v.Silence} {
+		for _, d := range []time.Duration{v.Undone, v.Delay, v.Worst, v.Silence} {
 			fmt.Fprint(table, d.Round(time.Millisecond), "\t")
 		}
 		fmt.Fprintln(table)
 	}
 	_ = table.Flush() // into memory
 	b.WriteString("overtaken: acks that came out of order\n")
+	b.WriteString("undone: longest from an ack to the fault that made its message come again\n")
 	b.WriteString("delay: longest from commit to first delivery, of other rows while long transactions were open, outside faults\n")
 	b.WriteString("worst: the same of all rows at all times; silence: longest without a first delivery while a row waited\n")
 	b.WriteString(o.Totals)

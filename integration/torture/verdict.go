@@ -2,7 +2,6 @@ package torture
 
 import (
 	"fmt"
-	"slices"
 	"time"
 )
 
@@ -12,13 +11,14 @@ type Verdict struct {
 	Handled    int // of those, delivered and acknowledged at least once
 	Deliveries int // lines of the log
 
-	Lost        int // committed, but no delivery was ever acknowledged: a row whose handler failed or died must come again
-	Ghosts      int // delivered, never committed; each message counts once
-	Damaged     int // deliveries that differ from what was written
-	Inversions  int // first deliveries that came after the first delivery of a later version of their key
-	Overlaps    int // deliveries of a key whose delivery before was not acknowledged, by the same incarnation
-	Duplicates  int // deliveries of a message beyond its first
-	Unexplained int // duplicates that no fault and no refusal accounts for
+	Lost        int           // committed, but no delivery was ever acknowledged: a row whose handler failed or died must come again
+	Ghosts      int           // delivered, never committed; each message counts once
+	Damaged     int           // deliveries that differ from what was written
+	Inversions  int           // first deliveries that came after the first delivery of a later version of their key
+	Overlaps    int           // deliveries of a key whose delivery before was not acknowledged, by the same incarnation
+	Duplicates  int           // deliveries of a message beyond its first
+	Unexplained int           // duplicates that no fault and no refusal accounts for
+	Undone      time.Duration // longest from an ack to the fault that made its message come again
 
 	Overtaken int // deliveries acknowledged before one that came earlier; shows that acks were out of order
 
@@ -148,10 +148,18 @@ func (j *judgement) explained(before, again Record) bool {
 	if before.Refused {
 		return true
 	}
-	return slices.ContainsFunc(j.history.Faults, func(f Fault) bool {
+	found, undone := false, j.saved
+	for _, f := range j.history.Faults {
 		durable := before.Acked > 0 && before.Acked+j.saved < f.At
-		return !durable && f.At <= again.At && before.At <= f.Until+j.saved
-	})
+		if !f.Orderly && !durable && f.At <= again.At && before.At <= f.Until+j.saved {
+			found = true
+			undone = min(undone, max(0, f.At-before.Acked))
+		}
+	}
+	if found && before.Acked > 0 {
+		j.Undone = max(j.Undone, undone)
+	}
+	return found
 }
 
 // examplef notes what went wrong, as long as it is among the first of its kind.

@@ -102,6 +102,7 @@ func TestDuplicateNeedsAnExplanation(t *testing.T) {
 		{"a fault before the delivery has nothing to do with it", fault(0, 0), 1},
 		{"a fault after the duplicate neither", fault(6*second, 6*second), 1},
 		{"an ack during the fault may be lost", fault(second, 4*second), 0},
+		{"an orderly stop soon after the ack", func(c *testCase) { c.history.Faults = []Fault{{Orderly: true, At: 2 * second, Until: 2 * second}} }, 1},
 		{"a handler that failed", func(c *testCase) { c.log[0].Acked, c.log[0].Refused = 0, true }, 0},
 		{"a delivery without an ack, and a fault much later", func(c *testCase) {
 			c.log[0].Acked = 0
