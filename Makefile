@@ -22,3 +22,13 @@ lint: ## Check formatting, go vet, go.mod files, that the library builds alone, 
 .PHONY: test
 test: ## Run every test of every module with the race detector (PostgreSQL and Redis are found or started)
 	$(GO) test -race -count=1 -timeout 15m $(PACKAGES)
+
+D ?= 20s
+.PHONY: torture
+torture: ## Attack the reader for D=20s at a time and count what it loses, invents or inverts
+	$(GO) test -race -count=1 -timeout 60m -v -run '^TestTorture$$' ./integration/torture -torture.d $(D)
+
+T ?= 20s
+.PHONY: fuzz
+fuzz: ## Run every fuzz test of the library for T=20s
+	@for f in $$($(GO) test -list '^Fuzz' . | grep '^Fuzz'); do $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(T) . || exit 1; done
