@@ -29,6 +29,7 @@ type Entrant struct {
 
 	history *history
 	sink    *sink
+	hold    hold
 
 	mu    sync.Mutex
 	lives int
@@ -106,7 +107,7 @@ func (e *Entrant) deliverer(incarnation int) Deliver {
 					return err
 				}
 			}
-			if err := context.Cause(ctx); err != nil {
+			if err := e.hold.wait(ctx); err != nil {
 				return err
 			}
 			if e.Refusals && rand.IntN(200) == 0 {

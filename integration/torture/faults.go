@@ -57,11 +57,8 @@ func (f *faults) crashes(ctx context.Context) error {
 			return err
 		}
 		from := f.history.now()
-		if err := f.server.Stop(ctx, "immediate"); err != nil {
-			return fmt.Errorf("crash the server: %w", err)
-		}
-		if err := f.server.StartAgain(ctx); err != nil {
-			return fmt.Errorf("start the crashed server: %w", err)
+		if err := f.crash(ctx); err != nil {
+			return err
 		}
 		f.history.broke(Fault{Kind: "crash", At: from, Until: f.history.now()})
 		f.tally.add("faults", "server crashed")
@@ -69,8 +66,24 @@ func (f *faults) crashes(ctx context.Context) error {
 	return nil
 }
 
-// deaths ends one of e's processes every second or so: mostly by SIGKILL, sometimes in an orderly way, sometimes it
-// lives on without its lock session.
+func (f *faults) crash(ctx context.Context) error {
+	for _, e := range f.entrants {
+		defer e.hold.begin()()
+	}
+	if err := pause(ctx, holdTime); err != nil {
+		return err
+	}
+	if err := f.server.Stop(ctx, "immediate"); err != nil {
+		return fmt.Errorf("crash the server: %w", err)
+	}
+	if err := f.server.StartAgain(ctx); err != nil {
+		return fmt.Errorf("start the crashed server: %w", err)
+	}
+	return nil
+}
+
+// deaths ends one of e's processes every second or so: mostly by SIGKILL, sometimes in an orderly way, sometimes it lives
+// on without its lock session.
 func (f *faults) deaths(ctx context.Context, e *Entrant) error {
 	for {
 		if err := pause(ctx, 700*time.Millisecond+rand.N(1000*time.Millisecond)); err != nil {
@@ -80,23 +93,38 @@ func (f *faults) deaths(ctx context.Context, e *Entrant) error {
 			return nil
 		}
 		from := f.history.now()
-		var (
-			kind string
-			hit  bool
-		)
-		switch n := rand.IntN(100); {
-		case n < 25 && e.LockSession != "":
-			kind, hit = "session terminated", f.terminate(ctx, e.LockSession)
-		case n < 40:
-			kind, hit = "restarted", e.endOne(ErrRestarted)
-		default:
-			kind, hit = "killed", e.endOne(ErrKilled)
+		kind, err := f.death(ctx, e)
+		if err != nil {
+			return err
 		}
-		if hit {
+		if kind != "" {
 			f.history.broke(Fault{Kind: kind, Entrant: e.Name, Orderly: kind == "restarted", At: from, Until: f.history.now()})
 			f.tally.add("faults", e.Name+" "+kind)
 		}
 	}
+}
+
+// death returns what happened, "" when there was nothing to end. Half the time handlers hang until it is over.
+func (f *faults) death(ctx context.Context, e *Entrant) (kind string, err error) {
+	if rand.IntN(2) == 0 {
+		defer e.hold.begin()()
+		if err := pause(ctx, holdTime); err != nil {
+			return "", err
+		}
+	}
+	var hit bool
+	switch n := rand.IntN(100); {
+	case n < 25 && e.LockSession != "":
+		kind, hit = "session terminated", f.terminate(ctx, e.LockSession)
+	case n < 40:
+		kind, hit = "restarted", e.endOne(ErrRestarted)
+	default:
+		kind, hit = "killed", e.endOne(ErrKilled)
+	}
+	if !hit {
+		return "", nil
+	}
+	return kind, pause(ctx, 50*time.Millisecond) // a signal needs a moment, and no ack may slip through in it
 }
 
 // terminate ends one session with the given application_name; false when there is none, or no server to ask.
