@@ -14,7 +14,7 @@ var ErrNoTransaction = errors.New("pgoutbox: no transaction in the messages' con
 // lost: the connection broke, or a context ended meanwhile. All its messages are stored, or none. Publishing them again is
 // right for consumers that are idempotent, which delivery at least once asks of them anyway; the UUIDs tell the copies.
 //
-// Within a transaction of yours it does not appear: there a lost answer means that the transaction cannot commit any more.
+// Within a pgx.Tx or a *sql.Tx it does not appear: there a lost answer means that the transaction cannot commit any more.
 // Whether a Commit that failed took effect is what your driver's error has to tell.
 var ErrUnknownOutcome = errors.New("pgoutbox: unknown outcome")
 

@@ -2,7 +2,10 @@ package writeside
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -55,8 +58,10 @@ func TestFC37_TenProcessesMigrateAnEmptyDatabase(t *testing.T) {
 			start := make(chan struct{})
 			for i := range 10 {
 				wg.Go(func() {
-					isolation := []string{"read committed", "repeatable read", "serializable"}[i%3] // a role's default
-					conn, err := connect(t.Context(), db.dsn, "default_transaction_isolation", isolation)
+					conn, err := connect(t.Context(), db.dsn, map[string]string{ // a role's defaults
+						"default_transaction_isolation": []string{"read committed", "repeatable read", "serializable"}[i%3],
+						"lock_timeout":                  "1ms",
+					})
 					if err != nil {
 						t.Error(err)
 						return
@@ -83,12 +88,12 @@ func TestFC37_TenProcessesMigrateAnEmptyDatabase(t *testing.T) {
 }
 
 // connect is what a process of its own does.
-func connect(ctx context.Context, dsn, name, value string) (*pgx.Conn, error) {
+func connect(ctx context.Context, dsn string, settings map[string]string) (*pgx.Conn, error) {
 	cfg, err := pgx.ParseConfig(dsn)
 	if err != nil {
 		return nil, err
 	}
-	cfg.RuntimeParams[name] = value
+	maps.Copy(cfg.RuntimeParams, settings)
 	return pgx.ConnectConfig(ctx, cfg)
 }
 
@@ -216,10 +221,45 @@ func TestMigrateIgnoresTheRolesDefaults(t *testing.T) {
 		setting("standard_conforming_strings", "off"),
 		setting("search_path", "decoy, pg_catalog"),
 		setting("lock_timeout", "1"))
+	var shapes []string
 	for range 2 {
 		if err := pgoutbox.Migrate(t.Context(), pool, pgoutbox.SchemaConfig{Schema: `a\'b`}); err != nil {
 			t.Fatal(err)
 		}
+		shapes = append(shapes, db.shape(t))
+	}
+	if shapes[0] != shapes[1] {
+		t.Errorf("the second call changed\n%s\nto\n%s", shapes[0], shapes[1])
+	}
+}
+
+func TestMigrateLocksTheDocumentedKeyAndOnlyToChangeSomething(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	sum := sha256.Sum256([]byte("pgoutbox migrate\x00public"))
+	another := begin(t, db.pool)
+	if _, err := another.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", int64(binary.BigEndian.Uint64(sum[:8]))); err != nil {
+		t.Fatal(err)
+	}
+	pool := pgserver.Pool(t, db.dsn, setting("application_name", "migrates"))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := pgoutbox.Migrate(t.Context(), pool, pgoutbox.SchemaConfig{}); err != nil {
+			t.Error(err)
+		}
+	})
+	db.whenBlocked(t, "migrates")
+	commit(t, another)
+	wg.Wait()
+
+	another = begin(t, db.pool)
+	if _, err := another.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", int64(binary.BigEndian.Uint64(sum[:8]))); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := pgoutbox.Migrate(ctx, pool, pgoutbox.SchemaConfig{}); err != nil {
+		t.Errorf("in place, it waits: %v", err)
 	}
 }
 
