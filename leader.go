@@ -61,6 +61,7 @@ type leadershipConfig struct {
 	owner    string        // who we are, for people
 	lockBase int64
 	pooled   bool // a pooler in session mode is fine
+	lockOnly bool // nobody reads rows: no ticks, only proofs of life
 	report   reporter
 }
 
@@ -209,7 +210,7 @@ func (g *leadership) tickDue() time.Time {
 		leading = leading || len(c.held) > 0
 	}
 	if !leading {
-		return g.lastTick.Add(min(g.retry, g.limits.keepAlive()))
+		return g.lastTick.Add(g.limits.keepAlive()) // whoever stands by only tries the locks
 	}
 	return g.lastTick.Add(min(g.poll, g.limits.keepAlive()))
 }
@@ -290,6 +291,9 @@ func (g *leadership) tick(ctx context.Context, s *session) error {
 	if err := g.saved(saves, results[ticks:]); err != nil {
 		return err
 	}
+	if g.lockOnly {
+		return nil
+	}
 	t, err := g.readTick(results[:ticks])
 	if err != nil {
 		// Somebody's table lock, or a grant taken away. The session lives, as the first answer proved.
@@ -303,6 +307,9 @@ func (g *leadership) tick(ctx context.Context, s *session) error {
 }
 
 func (g *leadership) tickRequests(now time.Time) []request {
+	if g.lockOnly {
+		return []request{{sql: g.queries.alive, frequent: true}}
+	}
 	requests := []request{
 		{sql: g.queries.alive, frequent: true},
 		{sql: g.queries.mark, frequent: true},
@@ -458,9 +465,7 @@ func (g *leadership) collect(claims []*claim, now time.Time) []save {
 
 // later stores a long pending list outside the tick, step by step.
 func (g *leadership) later(v save) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.tasks = append(g.tasks, &task{ctx: v.lead.ctx, done: make(chan error, 1), run: func(ctx context.Context, s *session) error {
+	g.enqueue(&task{ctx: v.lead.ctx, fail: func(error) {}, run: func(ctx context.Context, s *session) error {
 		return g.store(ctx, s, v)
 	}})
 }

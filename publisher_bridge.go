@@ -279,7 +279,7 @@ func (l *lanes) pause(ctx context.Context) bool {
 	if n < 2 {
 		return true
 	}
-	timer := time.NewTimer(l.reader.backOff(1+n/l.bridge.lanes))
+	timer := time.NewTimer(l.reader.backOff(1 + n/l.bridge.lanes))
 	defer timer.Stop()
 	select {
 	case <-timer.C:

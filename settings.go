@@ -132,15 +132,14 @@ func orDefault[T int | time.Duration](value, standard T) T {
 }
 
 // findConsumer finds or creates the consumer of a topic on the lock session.
-func (s *settings) findConsumer(ctx context.Context, g *leadership, topic string) (found consumer, err error) {
-	err = g.do(ctx, true, func(ctx context.Context, session *session) error {
+func (s *settings) findConsumer(ctx context.Context, g *leadership, topic string) (consumer, error) {
+	return do(ctx, g, true, func(ctx context.Context, session *session) (consumer, error) {
 		c, err := g.ensureConsumer(ctx, session, s.group, topic, s.shards, s.from)
 		if err == nil {
-			found, err = c, s.checkShards(c)
+			err = s.checkShards(c)
 		}
-		return err
+		return c, err
 	})
-	return found, err
 }
 
 func (s *settings) checkShards(c consumer) error {

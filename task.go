@@ -8,39 +8,49 @@ import (
 	"time"
 )
 
-// task is work for the session goroutine. An error that run returns ends the session.
+// task is work for the session goroutine. An error that run returns ends the session; fail says why it was not run.
 type task struct {
 	ctx  context.Context // of whoever waits; run itself is bounded by the session
 	run  func(context.Context, *session) error
-	done chan error
+	fail func(error)
 	once bool // give up when no session can be opened
 }
 
-// do runs f on the lock session, between two ticks. It returns f's error, or the reason why f did not run: ctx ended,
+// do runs f on the lock session, between two ticks. It returns what f returns, or the reason why f did not run: ctx ended,
 // everything was closed, or, with once, a session could not be opened. When ctx ends while f runs, f may still take
 // effect: cutting it short would cost the session, and every lock with it.
-func (g *leadership) do(ctx context.Context, once bool, f func(context.Context, *session) error) error {
-	var result error
-	t := &task{ctx: ctx, once: once, done: make(chan error, 1), run: func(ctx context.Context, s *session) error {
-		result = f(ctx, s)
-		if fatal(result) && !isVerdict(result) {
-			return result
-		}
-		return nil
-	}}
+func do[T any](ctx context.Context, g *leadership, once bool, f func(context.Context, *session) (T, error)) (T, error) {
+	type outcome struct {
+		value T
+		err   error
+	}
+	done := make(chan outcome, 1)
+	g.enqueue(&task{
+		ctx: ctx, once: once,
+		run: func(ctx context.Context, s *session) error {
+			value, err := f(ctx, s)
+			done <- outcome{value, err}
+			if fatal(err) && !isVerdict(err) {
+				return err
+			}
+			return nil
+		},
+		fail: func(err error) { done <- outcome{err: err} },
+	})
+	select {
+	case o := <-done:
+		return o.value, o.err
+	case <-ctx.Done():
+		var none T
+		return none, fmt.Errorf("wait for the lock session: %w", context.Cause(ctx))
+	}
+}
+
+func (g *leadership) enqueue(t *task) {
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.tasks = append(g.tasks, t)
 	g.wakeLocked()
-	g.mu.Unlock()
-	select {
-	case err := <-t.done:
-		if err == nil {
-			err = result
-		}
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("wait for the lock session: %w", context.Cause(ctx))
-	}
 }
 
 // verdict is an error of ours about what the server said; it says nothing against the session.
@@ -60,12 +70,10 @@ func (g *leadership) runTasks(ctx context.Context, s *session) error {
 	g.mu.Unlock()
 	for i, t := range tasks {
 		if t.ctx.Err() != nil {
-			t.done <- context.Cause(t.ctx)
+			t.fail(context.Cause(t.ctx))
 			continue
 		}
-		err := t.run(ctx, s)
-		t.done <- err
-		if err != nil {
+		if err := t.run(ctx, s); err != nil {
 			g.mu.Lock()
 			g.tasks = append(tasks[i+1:], g.tasks...)
 			g.mu.Unlock()
@@ -83,7 +91,7 @@ func (g *leadership) failTasks(err error, onlyOnce bool) {
 		if onlyOnce && !t.once && t.ctx.Err() == nil {
 			return false
 		}
-		t.done <- err
+		t.fail(err)
 		return true
 	})
 }
@@ -94,7 +102,7 @@ func (g *leadership) claim(consumer int64, shards []int, f follower) *claim {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.claims = append(g.claims, c)
-	g.tasks = append(g.tasks, &task{ctx: context.Background(), done: make(chan error, 1), run: func(context.Context, *session) error {
+	g.tasks = append(g.tasks, &task{ctx: context.Background(), fail: func(error) {}, run: func(context.Context, *session) error {
 		g.nextTry = time.Time{}
 		return nil
 	}})
@@ -107,8 +115,8 @@ func (g *leadership) claimed(c *claim) bool { return slices.Contains(g.claims, c
 // withdraw gives a claim up: stores the last positions, frees the locks. The leads end without a cause. When ctx ends
 // first, or the session is lost, the rest is left to the end of the session.
 func (g *leadership) withdraw(ctx context.Context, c *claim, last func() []save) error {
-	err := g.do(ctx, true, func(ctx context.Context, s *session) error {
-		return g.giveBack(ctx, s, c, last())
+	_, err := do(ctx, g, true, func(ctx context.Context, s *session) (struct{}, error) {
+		return struct{}{}, g.giveBack(ctx, s, c, last())
 	})
 	g.mu.Lock()
 	defer g.mu.Unlock()
