@@ -59,12 +59,13 @@ func query[T any](t *testing.T, dsn, sql string, args ...any) T {
 
 func exec(t *testing.T, dsn, sql string) {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), dsn)
+	ctx := context.WithoutCancel(t.Context()) // clean-up runs after the test's own has ended
+	conn, err := pgx.Connect(ctx, dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(context.WithoutCancel(t.Context()))
-	if _, err := conn.Exec(t.Context(), sql); err != nil {
+	defer conn.Close(ctx)
+	if _, err := conn.Exec(ctx, sql); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -224,11 +225,15 @@ func TestVariablesNarrowTheChoice(t *testing.T) {
 }
 
 func TestServerGivenByDSNIsUsedAndLeftRunning(t *testing.T) {
-	owner := local(t)
+	owner := pgserver.Shared(t)
 	t.Setenv("PGOUTBOX_TEST_PROVIDER", "dsn")
+	c, err := pgx.ParseConfig(owner.DSN())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, dsn := range map[string]string{
-		"url":    owner.DSN(),
-		"string": strings.NewReplacer("postgres://postgres@127.0.0.1:", "user=postgres host=127.0.0.1 port=", "/postgres?", " dbname=postgres ").Replace(owner.DSN()),
+		"url":  owner.DSN(),
+		"keys": fmt.Sprintf("host=%s port=%d user=%s password='%s' dbname=%s", c.Host, c.Port, c.User, c.Password, c.Database),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("PGOUTBOX_TEST_DSN", dsn)
@@ -256,15 +261,16 @@ func TestServerGivenByDSNIsUsedAndLeftRunning(t *testing.T) {
 }
 
 func TestServerGivenByDSNIsRefusedWhenTestsWouldFailOnIt(t *testing.T) {
-	owner := local(t)
-	exec(t, owner.DSN(), "CREATE ROLE plain LOGIN")
+	owner := pgserver.Shared(t)
+	exec(t, owner.DSN(), "CREATE ROLE pgserver_plain LOGIN")
+	t.Cleanup(func() { exec(t, owner.DSN(), "DROP ROLE pgserver_plain") })
 	t.Setenv("PGOUTBOX_TEST_PROVIDER", "dsn")
 	tests := []struct {
 		name, dsn string
 		options   pgserver.Options
 		want      string
 	}{
-		{"no superuser", strings.Replace(owner.DSN(), "postgres@", "plain@", 1), pgserver.Options{}, "not a superuser"},
+		{"no superuser", strings.Replace(owner.DSN(), "postgres@", "pgserver_plain@", 1), pgserver.Options{}, "not a superuser"},
 		{"other settings", owner.DSN(), pgserver.Options{Settings: map[string]string{"wal_level": "logical"}}, "wal_level is"},
 	}
 	for _, tt := range tests {
