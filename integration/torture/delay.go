@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"fmt"
 	"slices"
 	"time"
 )
@@ -12,6 +13,7 @@ const settle = time.Second
 type waiting struct {
 	committed, delivered time.Duration
 	long                 bool
+	line                 int // of the log
 }
 
 // delays fills in Delay, Worst and Silence. Only messages count whose COMMIT was acknowledged, because of no other the
@@ -20,19 +22,24 @@ func (j *judgement) delays() {
 	var all []waiting
 	for id, line := range j.first {
 		if id < int64(len(j.history.Commits)) && j.history.Commits[id] > 0 {
-			all = append(all, waiting{j.history.Commits[id], j.log[line].At, j.committed[id].Long})
+			all = append(all, waiting{j.history.Commits[id], j.log[line].At, j.committed[id].Long, line})
 		}
 	}
 	slices.SortFunc(all, func(a, b waiting) int { return int(a.delivered - b.delivered) })
-	outages := outages(j.history.Faults, all)
+	outages, slowest := outages(j.history.Faults, all), -1
 	for _, w := range all {
 		delay := w.delivered - w.committed
-		j.Worst = max(j.Worst, delay)
+		if delay > j.Worst {
+			j.Worst, slowest = delay, w.line
+		}
 		if !w.long && within(w.committed, j.history.Long) && !touches(w, outages) {
 			j.Delay = max(j.Delay, delay)
 		}
 	}
 	j.Silence = silence(all)
+	if slowest >= 0 {
+		j.Examples = append(j.Examples, fmt.Sprintf("slowest: %s waited %v", j.log[slowest], j.Worst.Round(time.Millisecond)))
+	}
 }
 
 // silence is the longest stretch without a delivery in which at least one message waited. all is sorted by delivery.
