@@ -11,6 +11,10 @@ LINTER   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+.PHONY: demo
+demo: ## Show the main job on real servers: orders in, Redis Streams out, with trouble half-way (ARGS="-bridge")
+	$(GO) run ./examples/quickstart $(ARGS)
+
 .PHONY: lint
 lint: ## Check formatting, go vet, go.mod files, that the library builds alone, and golangci-lint
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt -w these files:" $$unformatted; exit 1; fi
