@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,7 +47,7 @@ type leadership struct {
 	nextProbe  time.Time
 	nextTry    time.Time
 	lastSave   time.Time
-	refusals   map[int64]int // tries in a row that another session held the lock
+	refusals   int // tries in a row that other sessions held a lock
 	lastReport map[string]time.Time
 }
 
@@ -81,7 +81,7 @@ type follower interface {
 // claim is what one follower wants to lead. held is guarded by leadership.mu.
 type claim struct {
 	consumer int64
-	shards   []int
+	keys     map[int]int64 // the lock of each shard
 	follower follower
 	held     map[int]*lead
 }
@@ -114,7 +114,6 @@ func newLeadership(cfg leadershipConfig) *leadership {
 			check: n.query("check"), epoch: n.query("epoch"), identity: n.query("system_identifier"),
 			consumer: n.query("consumer"), createConsumer: n.query("create_consumer"),
 		},
-		refusals:   map[int64]int{},
 		lastReport: map[string]time.Time{},
 	}
 }
@@ -279,7 +278,7 @@ func (g *leadership) tick(ctx context.Context, s *session) error {
 	g.lastTick = sent
 	requests := g.tickRequests(sent)
 	ticks := len(requests)
-	saves, writes := g.dueSaves(s, claims, sent)
+	writes, packs := g.dueSaves(s, claims, sent)
 	requests = append(requests, writes...)
 	results, err := s.roundTrip(ctx, requests...)
 	if err != nil {
@@ -288,7 +287,7 @@ func (g *leadership) tick(ctx context.Context, s *session) error {
 	if err := g.prove(results[0], s, sent); err != nil {
 		return err
 	}
-	if err := g.saved(saves, results[ticks:]); err != nil {
+	if err := g.saved(packs, results[ticks:]); err != nil {
 		return err
 	}
 	if g.lockOnly {
@@ -337,9 +336,11 @@ func (g *leadership) prove(result *pgconn.Result, s *session, sent time.Time) er
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if last := g.answered.Load(); last != nil && !g.trustedSince(*last, time.Now()) {
-		return errSilent // the answer came too late; a watchdog that has not fired yet changes nothing
+	last := g.answered.Load()
+	if (last == nil && s.proved) || (last != nil && !g.trustedSince(*last, time.Now())) {
+		return errSilent // too late: what was led has been given up, or must be, and the locks go with the session
 	}
+	s.proved = true
 	g.answered.Store(&sent)
 	rest := time.Until(sent.Add(g.limits.lease - g.limits.margin()))
 	if g.watchdog == nil {
@@ -424,7 +425,7 @@ func (g *leadership) flush(ctx context.Context, s *session, now time.Time) error
 	g.mu.Lock()
 	claims := slices.Clone(g.claims)
 	g.mu.Unlock()
-	saves, writes := g.dueSaves(s, claims, now)
+	writes, packs := g.dueSaves(s, claims, now)
 	if len(writes) == 0 {
 		return nil
 	}
@@ -432,125 +433,157 @@ func (g *leadership) flush(ctx context.Context, s *session, now time.Time) error
 	if err != nil {
 		return fmt.Errorf("save: %w", err)
 	}
-	return g.saved(saves, results)
+	return g.saved(packs, results)
 }
 
-func (g *leadership) dueSaves(s *session, claims []*claim, now time.Time) ([]save, []request) {
+func (g *leadership) dueSaves(s *session, claims []*claim, now time.Time) ([]request, [][]save) {
 	if now.Sub(g.lastSave) < g.save-g.save/8 { // a poll of the same length must not make every other one miss
 		return nil, nil
 	}
 	g.lastSave = now
 	g.dirty.Store(false)
-	saves := g.collect(claims, now)
-	var writes []request
-	for _, v := range saves {
-		writes = append(writes, v.requests(&g.queries, s.token)...)
-	}
-	return saves, writes
-}
-
-func (g *leadership) collect(claims []*claim, now time.Time) []save {
-	var out []save
+	var saves []save
 	for _, c := range claims {
 		for _, v := range c.follower.saves(now) {
 			if len(v.pending) > saveChunk {
 				g.later(v)
 				continue
 			}
-			out = append(out, v)
+			saves = append(saves, v)
 		}
 	}
-	return out
+	return saveRequests(g.queries.save, s.token, saves)
 }
 
 // later stores a long pending list outside the tick, step by step.
 func (g *leadership) later(v save) {
 	g.enqueue(&task{ctx: v.lead.ctx, fail: func(error) {}, run: func(ctx context.Context, s *session) error {
-		return g.store(ctx, s, v)
+		return g.store(ctx, s, []save{v})
 	}})
 }
 
-// store writes one position. It returns an error when leadership must be given up.
-func (g *leadership) store(ctx context.Context, s *session, v save) error {
-	for _, r := range v.requests(&g.queries, s.token) {
+// store writes positions now. It returns an error when leadership must be given up.
+func (g *leadership) store(ctx context.Context, s *session, saves []save) error {
+	ready := make([]save, 0, len(saves))
+	for _, v := range saves {
+		staged, err := g.stage(ctx, s, v)
+		if err != nil {
+			return err
+		}
+		if staged {
+			ready = append(ready, v)
+		}
+	}
+	requests, packs := saveRequests(g.queries.save, s.token, ready)
+	for i, r := range requests {
 		results, err := s.roundTrip(ctx, r)
 		if err != nil {
-			return fmt.Errorf("save shard %d: %w", v.lead.shard, err)
+			return fmt.Errorf("save: %w", err)
 		}
-		stored, err := g.stored(v, results[0])
-		if err != nil || !stored {
+		if err := g.saved(packs[i:i+1], results); err != nil {
 			return err
 		}
 	}
-	v.done(v)
 	return nil
 }
 
-// stored reports whether a cursor write took place; an error means that leadership is lost.
-func (g *leadership) stored(v save, result *pgconn.Result) (bool, error) {
-	switch {
-	case hasCode(result.Err, codeReadOnly):
-		return false, fmt.Errorf("save shard %d: the server has become read-only: %w", v.lead.shard, result.Err)
-	case result.Err != nil:
-		g.reportFailed("a position was not saved, it is tried again", result.Err)
-		return false, nil
-	case result.CommandTag.RowsAffected() == 0:
-		return false, fmt.Errorf("save shard %d of consumer %d: a later term began: %w", v.lead.shard, v.lead.consumer, ErrLeadershipLost)
+// stage prepares a save with a long pending list, and reports whether the save can follow.
+func (g *leadership) stage(ctx context.Context, s *session, v save) (bool, error) {
+	for _, r := range v.stages(g.queries.stage, s.token) {
+		results, err := s.roundTrip(ctx, r)
+		if err != nil {
+			return false, fmt.Errorf("save shard %d: %w", v.lead.shard, err)
+		}
+		if written, err := g.written(results[0]); !written {
+			return false, err
+		}
+		if results[0].CommandTag.RowsAffected() == 0 {
+			return false, v.superseded()
+		}
 	}
 	return true, nil
 }
 
-func (g *leadership) saved(saves []save, results []*pgconn.Result) error {
-	for i, v := range saves {
-		stored, err := g.stored(v, results[i])
+// saved looks at the answers of saves: a shard that was not stored is led by somebody else.
+func (g *leadership) saved(packs [][]save, results []*pgconn.Result) error {
+	for i, pack := range packs {
+		written, err := g.written(results[i])
 		if err != nil {
 			return err
 		}
-		if stored {
+		if !written {
+			continue
+		}
+		stored := map[string]bool{}
+		for _, row := range results[i].Rows {
+			stored[string(row[0])+"/"+string(row[1])] = true
+		}
+		for _, v := range pack {
+			if !stored[fmt.Sprintf("%d/%d", v.lead.consumer, v.lead.shard)] {
+				return v.superseded()
+			}
 			v.done(v)
 		}
 	}
 	return nil
 }
 
-// wanted lists the shards that are claimed and not held by this session. Session locks stack: asking again for one that is
-// held would be granted.
-func (g *leadership) wanted() (keys []int64, of map[int64]*claim, shard map[int64]int) {
+func (v save) superseded() error {
+	return fmt.Errorf("save shard %d of consumer %d: a later term began: %w", v.lead.shard, v.lead.consumer, ErrLeadershipLost)
+}
+
+// written reports whether a cursor write ran; an error means that leadership is lost.
+func (g *leadership) written(result *pgconn.Result) (bool, error) {
+	if hasCode(result.Err, codeReadOnly) {
+		return false, fmt.Errorf("save: the server has become read-only: %w", result.Err)
+	}
+	if result.Err != nil {
+		g.reportFailed("a position was not saved, it is tried again", result.Err)
+		return false, nil
+	}
+	return true, nil
+}
+
+// want is a shard that is claimed and not held by this session. Session locks stack: asking again for one that is held would
+// be granted.
+type want struct {
+	claim *claim
+	shard int
+}
+
+func (g *leadership) wanted() map[int64]want {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	out := map[int64]want{}
 	held := map[int64]bool{}
 	for _, c := range g.claims {
-		for _, l := range c.held {
-			held[l.key] = true
-		}
-	}
-	of, shard = map[int64]*claim{}, map[int64]int{}
-	for _, c := range g.claims {
-		for _, number := range c.shards {
-			key := lockKey(g.lockBase, g.names, c.consumer, number)
-			if held[key] || of[key] != nil {
-				continue
+		for shard, key := range c.keys {
+			if c.held[shard] != nil {
+				held[key] = true
+			} else {
+				out[key] = want{c, shard}
 			}
-			of[key], shard[key] = c, number
-			keys = append(keys, key)
 		}
 	}
-	return keys, of, shard
+	maps.DeleteFunc(out, func(key int64, _ want) bool { return held[key] })
+	return out
 }
 
 func (g *leadership) wantsMore() bool {
-	keys, _, _ := g.wanted()
-	return len(keys) > 0
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.claims, func(c *claim) bool { return len(c.held) < len(c.keys) })
 }
 
 // acquire tries for every shard that is wanted, without waiting for any.
 func (g *leadership) acquire(ctx context.Context, s *session) error {
-	keys, of, shard := g.wanted()
-	if len(keys) == 0 || !g.trusted() {
+	wanted := g.wanted()
+	if len(wanted) == 0 || !g.trusted() {
 		return nil
 	}
-	first := rand.IntN(len(keys)) // processes that start together must not all begin with the same shard
-	keys = append(keys[first:], keys[:first]...)
+	// In the order of a map, which is a different one each time: processes that start together must not all begin with the
+	// same shard.
+	keys := slices.Collect(maps.Keys(wanted))
 	results, err := s.roundTrip(ctx, request{sql: g.queries.lock, args: []any{keys}})
 	if err != nil {
 		return fmt.Errorf("lock: %w", err)
@@ -559,18 +592,20 @@ func (g *leadership) acquire(ctx context.Context, s *session) error {
 		return fmt.Errorf("lock, and nobody knows which were taken: %w", results[0].Err)
 	}
 	won := map[*claim][]int{}
+	var refused []int64
 	for _, row := range results[0].Rows {
 		key, err := strconv.ParseInt(string(row[0]), 10, 64)
 		if err != nil {
 			return fmt.Errorf("lock: %w", err)
 		}
+		w := wanted[key]
 		if string(row[1]) != "t" {
-			g.refused(ctx, s, key, of[key], shard[key])
+			refused = append(refused, key)
 			continue
 		}
-		delete(g.refusals, key)
-		won[of[key]] = append(won[of[key]], shard[key])
+		won[w.claim] = append(won[w.claim], w.shard)
 	}
+	g.refused(ctx, s, refused, wanted)
 	for c, shards := range won {
 		if err := g.takeOver(ctx, s, c, shards); err != nil {
 			return err
@@ -593,7 +628,7 @@ func (g *leadership) takeOver(ctx context.Context, s *session, c *claim, shards 
 	}
 	if err := results[0].Err; err != nil {
 		g.reportFailed("a term was not begun, it is tried again", err)
-		return g.unlock(ctx, s, g.keys(c, shards))
+		return g.unlock(ctx, s, c.locks(shards))
 	}
 	rows := make([]stored, len(results[0].Rows))
 	for i, columns := range results[0].Rows {
@@ -609,16 +644,16 @@ func (g *leadership) takeOver(ctx context.Context, s *session, c *claim, shards 
 	}
 	if len(shards) > 0 {
 		g.reportFailed("a shard is not led", fmt.Errorf("shards %v of consumer %d have no cursor; was the consumer removed?", shards, c.consumer))
-		return g.unlock(ctx, s, g.keys(c, shards))
+		return g.unlock(ctx, s, c.locks(shards))
 	}
 	g.report.info("leading", map[string]any{"consumer": c.consumer, "shards": len(rows)})
 	return nil
 }
 
-func (g *leadership) keys(c *claim, shards []int) []int64 {
+func (c *claim) locks(shards []int) []int64 {
 	keys := make([]int64, len(shards))
 	for i, shard := range shards {
-		keys[i] = lockKey(g.lockBase, g.names, c.consumer, shard)
+		keys[i] = c.keys[shard]
 	}
 	return keys
 }
@@ -635,7 +670,7 @@ func (g *leadership) handOver(c *claim, rows []stored) error {
 	for _, row := range rows {
 		l := &lead{
 			consumer: c.consumer, shard: row.shard, term: row.term, born: g.n, of: g,
-			key: lockKey(g.lockBase, g.names, c.consumer, row.shard),
+			key: c.keys[row.shard],
 		}
 		l.ctx, l.end = context.WithCancelCause(context.Background())
 		c.held[row.shard] = l
@@ -644,19 +679,24 @@ func (g *leadership) handOver(c *claim, rows []stored) error {
 	return nil
 }
 
-// refused counts a lock that another session holds. A peer is normal; a stranger is reported by name.
-func (g *leadership) refused(ctx context.Context, s *session, key int64, c *claim, shard int) {
-	g.refusals[key]++
-	if g.refusals[key]%strangerAfter != 0 || time.Since(g.lastReport["stranger"]) < reportEvery {
+// refused counts tries for locks that other sessions hold. A peer is normal; a stranger is reported by name.
+func (g *leadership) refused(ctx context.Context, s *session, keys []int64, wanted map[int64]want) {
+	if len(keys) == 0 {
+		g.refusals = 0
 		return
 	}
-	holder, err := s.ask(ctx, g.queries.holder, key)
-	if err != nil || holder == nil || strings.HasPrefix(holder[1], applicationPrefix) {
+	g.refusals++
+	if g.refusals < strangerAfter || time.Since(g.lastReport["holders"]) < reportEvery {
 		return
 	}
-	g.lastReport["stranger"] = time.Now()
+	g.lastReport["holders"] = time.Now()
+	holder, err := s.ask(ctx, g.queries.holder, keys, applicationPrefix)
+	if err != nil || holder == nil {
+		return
+	}
+	key, _ := strconv.ParseInt(holder[0], 10, 64) // one of ours
 	g.report.failed("a session that is not of this library holds a shard's lock", errors.New("lock held by a stranger"), map[string]any{
-		"consumer": c.consumer, "shard": shard, "lock": key, "pid": holder[0], "application_name": holder[1],
+		"consumer": wanted[key].claim.consumer, "shard": wanted[key].shard, "lock": key, "pid": holder[1], "application_name": holder[2],
 	})
 }
 

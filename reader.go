@@ -452,7 +452,8 @@ func (r *reader) stop() {
 	r.checkDrained()
 }
 
-// end gives up what is still out: contexts of messages end, workers return.
+// end gives up what is still out: contexts of messages end, and workers return. A Publisher that does not return when the
+// contexts of its messages have ended is not waited for.
 func (r *reader) end(cause error) {
 	r.mu.Lock()
 	r.ended = true
@@ -461,8 +462,21 @@ func (r *reader) end(cause error) {
 	}
 	r.idle.Broadcast()
 	r.mu.Unlock()
-	r.workers.Wait()
+	gone := make(chan struct{})
+	go func() { // outlives end only in that case, and then as long as that Publish
+		defer close(gone)
+		r.workers.Wait()
+	}()
+	timer := time.NewTimer(endTimeout)
+	defer timer.Stop()
+	select {
+	case <-gone:
+	case <-timer.C:
+		r.report.failed("a call of Publish goes on after its messages' contexts ended", cause, nil)
+	}
 }
+
+const endTimeout = 300 * time.Millisecond
 
 // backOff is the delay before attempt number attempt+1: doubling, with jitter, bounded.
 func (r *reader) backOff(attempt int) time.Duration {

@@ -121,6 +121,7 @@ func (r *reader) loaded(w wanted, again *entry) {
 		e.payload = again.payload
 		w.shard.held++
 	}
+	e.size = again.size // somebody may have changed the payload
 	if w.turn {
 		w.shard.queue.release(e)
 		r.offer(w.shard)

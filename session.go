@@ -21,6 +21,7 @@ type session struct {
 	lease  string // how the server writes the lease it granted
 	sync   string // the synchronous_commit of what must not be taken back by a crash
 	limits limits
+	proved bool // answered a poll
 
 	prepared   map[string]string // names of the statements that were prepared, by text
 	statements int
@@ -253,9 +254,29 @@ func textArgs(args []any) [][]byte {
 			out[i] = strconv.AppendInt(nil, int64(arg), 10)
 		case []int64:
 			out[i] = int64Array(arg)
+		case []any:
+			out[i] = anyArray(arg)
 		}
 	}
 	return out
+}
+
+// anyArray is the literal of an array whose elements are quoted, but for NULL.
+func anyArray(values []any) []byte {
+	out := []byte{'{'}
+	for i, value := range textArgs(values) {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		if value == nil {
+			out = append(out, "NULL"...)
+			continue
+		}
+		out = append(out, '"')
+		out = append(out, value...) // numbers, snapshots and arrays of numbers: nothing to escape
+		out = append(out, '"')
+	}
+	return append(out, '}')
 }
 
 func int64Array(values []int64) []byte {

@@ -105,32 +105,60 @@ type save struct {
 	done    func(save) // called when it is stored
 }
 
-// saveChunk bounds the ids in one statement, so that it is a few KB and leaves the process in one piece: half a statement
-// would keep the server waiting for the rest, and a server that waits for the rest of a message grants no lease.
-const saveChunk = 400
+// A statement is kept to a few KB, so that it leaves the process in one piece: half a statement would keep the server waiting
+// for the rest, and a server that waits for the rest of a message grants no lease.
+const (
+	saveBytes = 8 << 10
+	saveChunk = 400 // pending ids
+)
 
-// requests are the statements that store it. All but the last prepare a long pending list behind the one that counts; each
-// must have succeeded before the next is sent.
-func (v save) requests(q *leaderQueries, token string) []request {
-	fence := []any{v.lead.consumer, v.lead.shard, v.lead.term, token}
-	rest := v.pending
-	drop := v.stored
-	var out []request
-	if len(rest) > saveChunk {
-		keep := v.stored
-		for len(rest) > 0 {
-			n := min(saveChunk, len(rest))
-			out = append(out, request{sql: q.stage, args: slices.Concat(fence, []any{keep, rest[:n]})})
-			keep, rest = keep+n, rest[n:]
-		}
-	} else {
-		drop = dropAll
+// stages are the statements that put a long pending list behind the one that counts, in chunks, each of which must have
+// succeeded before the next is sent. The save that follows drops the list before it. A list that is not long has none.
+func (v save) stages(sql, token string) []request {
+	if len(v.pending) <= saveChunk {
+		return nil
 	}
-	return append(out, request{
-		sql:      q.save,
-		args:     slices.Concat(fence, v.at.args(), []any{drop, rest}),
-		frequent: true,
-	})
+	var out []request
+	keep := v.stored
+	for chunk := range slices.Chunk(v.pending, saveChunk) {
+		out = append(out, request{sql: sql, args: []any{v.lead.consumer, v.lead.shard, v.lead.term, token, keep, chunk}})
+		keep += len(chunk)
+	}
+	return out
+}
+
+// saveRequests packs saves into as few statements as their size allows. Each statement stores the saves of the same index.
+func saveRequests(sql, token string, saves []save) (requests []request, packs [][]save) {
+	for len(saves) > 0 {
+		columns := make([][]any, len(saves[0].row()))
+		n, size := 0, 0
+		for n < len(saves) && size < saveBytes {
+			for i, value := range saves[n].row() {
+				columns[i] = append(columns[i], value)
+				if text, ok := value.(string); ok {
+					size += len(text)
+				}
+			}
+			n++
+		}
+		args := []any{token}
+		for _, column := range columns {
+			args = append(args, column)
+		}
+		requests = append(requests, request{sql: sql, args: args, frequent: true})
+		packs = append(packs, saves[:n])
+		saves = saves[n:]
+	}
+	return requests, packs
+}
+
+// row are the columns of one save.
+func (v save) row() []any {
+	drop, rest := dropAll, v.pending
+	if len(v.pending) > saveChunk {
+		drop, rest = v.stored, nil // the stages appended it
+	}
+	return slices.Concat([]any{v.lead.consumer, v.lead.shard, v.lead.term}, v.at.args(), []any{drop, string(int64Array(rest))})
 }
 
 // dropAll empties the stored list: no list is that long.

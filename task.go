@@ -98,7 +98,10 @@ func (g *leadership) failTasks(err error, onlyOnce bool) {
 
 // claim asks for the shards of a consumer. They come by and by, through the follower.
 func (g *leadership) claim(consumer int64, shards []int, f follower) *claim {
-	c := &claim{consumer: consumer, shards: shards, follower: f, held: map[int]*lead{}}
+	c := &claim{consumer: consumer, keys: map[int]int64{}, follower: f, held: map[int]*lead{}}
+	for _, shard := range shards {
+		c.keys[shard] = lockKey(g.lockBase, g.names, consumer, shard)
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.claims = append(g.claims, c)
@@ -139,10 +142,8 @@ func (g *leadership) giveBack(ctx context.Context, s *session, c *claim, last []
 	if len(keys) == 0 {
 		return nil
 	}
-	for _, v := range last {
-		if err := g.store(ctx, s, v); err != nil {
-			return err
-		}
+	if err := g.store(ctx, s, last); err != nil {
+		return err
 	}
 	if err := g.unlock(ctx, s, keys); err != nil {
 		return err

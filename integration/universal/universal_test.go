@@ -43,6 +43,8 @@ func newSetup(t *testing.T, cfg pgoutbox.SubscriberConfig) *setup {
 	cfg.RetryInterval = 100 * time.Millisecond
 	cfg.NackDelay = time.Millisecond
 	cfg.MaxNackDelay = 5 * time.Millisecond
+	// The suite closes up to 50 Subscribers one after the other whose messages it took and never acks; each waits this long.
+	cfg.CloseTimeout = 200 * time.Millisecond
 	return &setup{pool: pool, cfg: cfg}
 }
 

@@ -1,13 +1,15 @@
--- lock_holder returns who holds an advisory lock of this database: its process and the name it gave itself.
+-- lock_holder returns who, other than peers, holds one of these advisory locks in this database: the process, and the name it
+-- gave itself. Peers are known by theirs.
 --
--- $1 key
-SELECT l.pid, coalesce(a.application_name, '')
+-- $1 keys, $2 how the names of peers begin
+SELECT wanted.key, l.pid, coalesce(a.application_name, '')
 FROM pg_locks AS l
+JOIN unnest($1::bigint[]) AS wanted (key) ON l.classid::bigint = ((wanted.key >> 32) & 4294967295)
+	AND l.objid::bigint = (wanted.key & 4294967295)
 LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'advisory'
 	AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 	AND l.objsubid = 1
-	AND l.classid::bigint = (($1::bigint >> 32) & 4294967295)
-	AND l.objid::bigint = ($1::bigint & 4294967295)
 	AND l.granted
+	AND NOT starts_with(coalesce(a.application_name, ''), $2::text)
 LIMIT 1

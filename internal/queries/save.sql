@@ -1,21 +1,31 @@
--- save stores the position of one shard. The fence: it changes nothing unless the term is still ours and this is still the
--- session that holds the lock. 0 rows mean that leadership was lost.
+-- save stores the positions of shards and returns those it stored. The fence: it changes nothing unless the term is still ours
+-- and this is still the session that holds the locks. A shard that is not returned was lost. One statement for many shards:
+-- each may have to wait for a lock on the table, and together they must not wait longer than the lease.
 --
--- $1 consumer, $2 shard, $3 term, $4 session token, $5 to $8 after (epoch, low, high, snapshot), $9 to $12 upto (NULL
--- between batches), $13 last id, $14 how many stored pending ids to drop from the front, $15 ids to append
-UPDATE "public"."outbox_cursors"
-SET after_epoch = $5::integer,
-	after_low = $6::bigint,
-	after_high = $7::bigint,
-	after_snapshot = $8::pg_snapshot,
-	upto_epoch = $9::integer,
-	upto_low = $10::bigint,
-	upto_high = $11::bigint,
-	upto_snapshot = $12::pg_snapshot,
-	last_id = $13::bigint,
-	pending = pending[$14::integer + 1 :] || $15::bigint[],
+-- $1 session token, then arrays with an element for each shard: $2 consumers, $3 shards, $4 terms, $5 to $8 after (epoch,
+-- low, high, snapshot), $9 to $12 upto (NULL between batches), $13 last ids, $14 how many stored pending ids to drop from the
+-- front, $15 ids to append, each as the text of an array
+UPDATE "public"."outbox_cursors" AS c
+SET after_epoch = v.after_epoch,
+	after_low = v.after_low,
+	after_high = v.after_high,
+	after_snapshot = v.after_snapshot::pg_snapshot,
+	upto_epoch = v.upto_epoch,
+	upto_low = v.upto_low,
+	upto_high = v.upto_high,
+	upto_snapshot = v.upto_snapshot::pg_snapshot,
+	last_id = v.last_id,
+	pending = c.pending[v.dropped + 1 :] || v.pending::bigint[],
 	updated_at = now()
-WHERE consumer_id = $1::bigint
-	AND shard = $2::smallint
-	AND term = $3::bigint
-	AND current_setting('pgoutbox.session', true) = $4::text
+FROM unnest($2::bigint[], $3::smallint[], $4::bigint[],
+	$5::integer[], $6::bigint[], $7::bigint[], $8::text[],
+	$9::integer[], $10::bigint[], $11::bigint[], $12::text[],
+	$13::bigint[], $14::integer[], $15::text[]) AS v (consumer_id, shard, term,
+	after_epoch, after_low, after_high, after_snapshot,
+	upto_epoch, upto_low, upto_high, upto_snapshot,
+	last_id, dropped, pending)
+WHERE c.consumer_id = v.consumer_id
+	AND c.shard = v.shard
+	AND c.term = v.term
+	AND current_setting('pgoutbox.session', true) = $1::text
+RETURNING c.consumer_id, c.shard
