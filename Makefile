@@ -32,6 +32,11 @@ D ?= 20s
 torture: ## Attack the reader for D=20s at a time and count what it loses, invents or inverts
 	$(GO) test -race -count=1 -timeout 60m -v -run '^TestTorture$$' ./integration/torture -torture.d $(D)
 
+C ?= .
+.PHONY: cases
+cases: ## Run the fault cases of docs/cases.md (C=FC13 picks some) with their full waits and rounds
+	PGOUTBOX_TEST_FULL=1 $(GO) test -race -count=1 -timeout 60m -v -run '$(C)' ./integration/cases ./integration/writeside
+
 T ?= 20s
 .PHONY: fuzz
 fuzz: ## Run every fuzz test of the library for T=20s
