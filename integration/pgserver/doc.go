@@ -24,13 +24,6 @@
 //
 // # In tests
 //
-//	func TestMain(m *testing.M) { os.Exit(pgserver.Run(m)) }
-//
-//	func TestSomething(t *testing.T) {
-//		pool := pgserver.Pool(t, pgserver.Database(t))
-//		…
-//	}
-//
-// All tests of one package share one server and have a database each. A missing server fails the test with a sentence that
-// says what to install; it never skips it.
+// All tests of one package share one server and have a database each, see [Run] and [Database]. A missing server fails the
+// test with a sentence that says what to install; it never skips it.
 package pgserver

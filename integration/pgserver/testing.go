@@ -19,9 +19,7 @@ var shared struct {
 }
 
 // Run runs the tests of a package, stops the shared server and looks for goroutines that the tests left behind, which makes
-// the run fail. It returns the exit code. Call it from TestMain:
-//
-//	func TestMain(m *testing.M) { os.Exit(pgserver.Run(m)) }
+// the run fail unless allowed knows them. It returns the exit code, for TestMain to exit with.
 func Run(m *testing.M, allowed ...goleak.Option) int {
 	code := m.Run()
 	if shared.server != nil {
