@@ -368,7 +368,7 @@ func (s *longShard) run(r request) {
 
 func TestSaveInPiecesLosesNothingWhereverItStops(t *testing.T) {
 	crashes, staged := 0, 0
-	for seed := range uint64(60) {
+	for seed := range uint64(25) {
 		for _, rows := range []int64{450, 2100} {
 			s := newLongShard(t, randomDice(seed, 100), rows)
 			for s.left() && len(s.trips) > 50 {
