@@ -48,6 +48,8 @@ var pageSettings = strings.Join([]string{
 	"set_config('lock_timeout', '1000', true)",
 	"set_config('enable_seqscan', 'off', true)",
 	"set_config('enable_bitmapscan', 'off', true)",
+	"set_config('enable_hashjoin', 'off', true)", // late rows are looked up one by one, or the join walks over the history
+	"set_config('enable_mergejoin', 'off', true)",
 	"set_config('jit', 'off', true)",
 	"set_config('max_parallel_workers_per_gather', '0', true)",
 }, ", ")

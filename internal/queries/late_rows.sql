@@ -1,6 +1,8 @@
 -- late_rows returns the next rows, by id, that finished transactions left at or below the mark. Without it a transaction
 -- that commits after its neighbours would never be read. Read per transaction: one predicate over all of them scans the
--- whole history. A row that the filter does not want comes back with its id alone, so the caller sees how far it got.
+-- whole history, and so does xid = … with an order by id alone, where statistics promise many rows a transaction: the planner
+-- then walks the primary key. A row that the filter does not want comes back with its id alone, so the caller sees how far
+-- it got.
 --
 -- $1 xids, $2 above this id, $3 mark, $4 rows to look at, $5 topic or NULL, $6 shards of $7 or NULL for all, $8 created
 -- no earlier than (microseconds since 1970) or NULL, $9 payload limit in bytes
@@ -12,10 +14,9 @@ FROM (
 	CROSS JOIN LATERAL (
 		SELECT id
 		FROM "public"."outbox"
-		WHERE xid = finished.xid
-			AND id > $2::bigint
-			AND id <= $3::bigint
-		ORDER BY id
+		WHERE (xid, id) > (finished.xid, $2::bigint)
+			AND (xid, id) <= (finished.xid, $3::bigint)
+		ORDER BY xid, id
 		LIMIT $4::bigint
 	) AS of_one
 	ORDER BY of_one.id
