@@ -132,10 +132,12 @@ func (db *outbox) saved() {
 	db.Helper()
 	db.eventually("every row is saved as acked", `
 		SELECT NOT EXISTS (
-			SELECT FROM outbox AS o CROSS JOIN outbox_cursors AS c
-			WHERE c.pending <> '{}' OR NOT (
+			SELECT FROM outbox AS o
+			CROSS JOIN outbox_cursors AS c
+			JOIN outbox_consumers AS k ON k.id = c.consumer_id
+			WHERE c.shard = o.slot % k.shards AND (c.pending <> '{}' OR NOT (
 				o.id <= c.after_high AND pg_visible_in_snapshot(o.xid, c.after_snapshot)
-				OR coalesce(o.id <= least(c.upto_high, c.last_id) AND pg_visible_in_snapshot(o.xid, c.upto_snapshot), false)))`)
+				OR coalesce(o.id <= least(c.upto_high, c.last_id) AND pg_visible_in_snapshot(o.xid, c.upto_snapshot), false))))`)
 }
 
 // session is a condition on pg_stat_activity: the lock session of this database.

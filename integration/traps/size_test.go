@@ -1,0 +1,103 @@
+package traps
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+const megabyte = 1 << 20
+
+// One row may be larger than any bound on memory: it still passes, in the order of its key.
+func TestHugeRowPasses(t *testing.T) {
+	t.Parallel()
+	db := newOutbox(t)
+	payloads := make(chan []byte, 1)
+	r := db.receive(db.pool, inOrder(), func(d delivery) bool {
+		if d.uuid == "huge" {
+			payloads <- d.msg.Payload
+		}
+		return true
+	})
+	db.put(db.pool, "before")
+	db.exec("INSERT INTO outbox (topic, key, uuid, payload) VALUES ('t', 'k', 'huge', convert_to(repeat('0123456789abcdef', $1 / 16), 'UTF8'))",
+		20*megabyte)
+	db.put(db.pool, "after")
+	r.exactly("before", "huge", "after")
+	if want := bytes.Repeat([]byte("0123456789abcdef"), 20*megabyte/16); !bytes.Equal(<-payloads, want) {
+		t.Error("the payload arrived changed")
+	}
+}
+
+// Messages that are out count in bytes too: 40 rows of 1 MB are never out together, although 64 may be.
+func TestLargeRowsAreOutByBytes(t *testing.T) {
+	t.Parallel()
+	const rows, most = 40, 16 // MB
+	db := newOutbox(t)
+	cfg := inOrder()
+	cfg.Ordering, cfg.MaxInFlight = 0, 64
+	out := make(chan *message.Message, rows)
+	r := db.receive(db.pool, cfg, func(d delivery) bool {
+		if len(d.msg.Payload) < megabyte {
+			return true
+		}
+		out <- d.msg
+		return false
+	})
+	db.exec("INSERT INTO outbox (topic, uuid, payload) SELECT 't', 'large ' || i, convert_to(repeat('x', $1), 'UTF8') FROM generate_series(1, $2) AS i",
+		megabyte, rows)
+	r.settle() // small rows pass them by
+	db.ticks(30)
+	if n := len(out); n == 0 || n > most {
+		t.Fatalf("%d MB are out at once, want at most %d", n, most)
+	}
+	seen := map[string]bool{}
+	for range rows {
+		if n := len(out); n > most {
+			t.Fatalf("%d MB are out at once, want at most %d", n, most)
+		}
+		msg := <-out
+		seen[msg.UUID] = true
+		msg.Ack()
+	}
+	for _, uuid := range numbered("large", rows) {
+		if !seen[uuid] {
+			t.Errorf("%s never came", uuid)
+		}
+	}
+	r.settle()
+}
+
+// While a message is with its handler, nothing is held: no connection of the pool, no transaction, no lock but the shard's.
+func TestNothingIsHeldWhileUserCodeRuns(t *testing.T) {
+	t.Parallel()
+	db := newOutbox(t)
+	pool, name := db.newPool()
+	release := make(chan struct{})
+	r := db.receive(pool, inOrder(), func(delivery) bool {
+		<-release
+		return true
+	})
+	db.put(db.pool, "row 1", "row 2")
+	r.until("row 1")
+	db.ticks(5)
+	if n := pool.Stat().AcquiredConns(); n > 0 {
+		t.Errorf("%d connections of the pool are held", n)
+	}
+	for what, sql := range map[string]string{
+		"transactions": "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND (application_name = $1 OR " + session + ")",
+		"locks": `SELECT count(*) FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+			WHERE l.locktype <> 'advisory' AND a.state = 'idle' AND (a.application_name = $1 OR ` + session + ")",
+		"snapshots": "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle' AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL) AND (application_name = $1 OR " + session + ")",
+	} {
+		if n := db.number(sql, name); n > 0 {
+			t.Errorf("%d %s are held", n, what)
+		}
+	}
+	if n := db.number("SELECT count(*) FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) WHERE l.locktype = 'advisory' AND " + session); n != 1 {
+		t.Errorf("%d advisory locks are held for one shard", n)
+	}
+	close(release)
+	r.exactly("row 1", "row 2")
+}
