@@ -35,6 +35,7 @@ type reader struct {
 	waiting  int      // of these, idle ones
 	stopped  bool
 	ended    bool
+	allSaved time.Time // when every shard was last looked at for a save, idle or not
 
 	scans []*scan // run's own
 }
@@ -90,6 +91,9 @@ func (r *reader) saves(now time.Time) []save { return r.collectSaves(now, idleSa
 func (r *reader) collectSaves(now time.Time, idle time.Duration) []save {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if now.Sub(r.allSaved) >= idle { // all together: each at its own time, they would draw a transaction id each
+		r.allSaved, idle = now, 0
+	}
 	var out []save
 	for _, sh := range r.shards {
 		if v, ok := sh.save(now, idle); ok && !sh.gone {
