@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -65,26 +67,37 @@ func (d *demo) startEarly(ctx context.Context, shop *shop, p *progress) error {
 	return nil
 }
 
-// terminate ends the relay's lock session from outside, half-way.
+// terminate ends the relay's lock session from outside, half-way, and places one more order, so that there is something to
+// forward for whoever takes over.
 func (d *demo) terminate(ctx context.Context, shop *shop, p *progress) error {
 	if err := p.await(ctx, 0.5); err != nil {
 		return err
 	}
+	// Not a condition: PostgreSQL would be free to ask it first, of every session of the server.
 	const sql = `
 		SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity
 		WHERE datname = current_database() AND application_name = 'pgoutbox ' || $1`
-	var pid int
-	var done bool
-	shop.meter.terminate(time.Now())
-	if err := shop.pool.QueryRow(ctx, sql, group).Scan(&pid, &done); err != nil {
-		return fmt.Errorf("terminate the lock session: %w", err)
+	began := time.Now()
+	for {
+		var pid int
+		var done bool
+		shop.meter.terminate(time.Now())
+		err := shop.pool.QueryRow(ctx, sql, group).Scan(&pid, &done)
+		if err == nil && done {
+			d.screen.eventf("pg_terminate_backend(%d): the relay has lost its lock session", pid)
+			return shop.order(ctx, somebody())
+		}
+		// A relay that is just opening a session, on a machine with much else to do, gets some time.
+		if (err != nil && !errors.Is(err, pgx.ErrNoRows)) || time.Since(began) > d.patience {
+			return fmt.Errorf("terminate the relay's lock session: %w", cmp.Or(err, errGone))
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
 	}
-	if !done {
-		return fmt.Errorf("terminate the lock session: process %d is gone already", pid)
-	}
-	d.screen.eventf("pg_terminate_backend(%d): the relay has lost its lock session", pid)
-	return nil
 }
+
+var errGone = errors.New("it is gone already")
 
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
