@@ -166,7 +166,7 @@ func (g *leadership) hold(ctx context.Context) error {
 	}
 	// Nothing outlives the session that ticked it: after a crash of the server, transaction ids are handed out again.
 	g.high, g.stray, g.lastTick, g.nextProbe, g.nextTry = 0, 0, time.Time{}, time.Time{}, time.Time{}
-	for {
+	for ctx.Err() == nil {
 		if err := g.step(ctx, s); err != nil {
 			return err
 		}
@@ -174,6 +174,7 @@ func (g *leadership) hold(ctx context.Context) error {
 			return err
 		}
 	}
+	return ctx.Err()
 }
 
 // step does what is due: tick and saves in one round trip, then tasks, then a try for more shards.

@@ -39,7 +39,7 @@ func newSetup(t *testing.T, cfg pgoutbox.SubscriberConfig) *setup {
 	if err := pgoutbox.Migrate(context.Background(), pool, pgoutbox.SchemaConfig{}); err != nil {
 		t.Fatal(err)
 	}
-	cfg.PollInterval = 5 * time.Millisecond
+	cfg.PollInterval = 25 * time.Millisecond
 	cfg.RetryInterval = 100 * time.Millisecond
 	cfg.NackDelay = time.Millisecond
 	cfg.MaxNackDelay = 5 * time.Millisecond
