@@ -181,11 +181,15 @@ func onLead[T any](ctx context.Context, l Lead, f func(context.Context, *pgx.Con
 		if !l.lead.trusted() {
 			return none, verdict{ErrLeadershipLost}
 		}
-		ctx, cancel := context.WithTimeout(ctx, g.limits.statement())
+		// The server's own bound comes first: it costs the statement, this one costs the session.
+		ctx, cancel := context.WithTimeout(ctx, g.limits.statement()+g.limits.lockWait())
 		defer cancel()
 		value, err := f(ctx, s.conn)
-		if err == nil && s.conn.PgConn().TxStatus() != 'I' {
+		switch open := !s.conn.IsClosed(); {
+		case open && s.conn.PgConn().TxStatus() != 'I':
 			err = errors.New("the statement began a transaction on the lock session, which had to be closed")
+		case open && err != nil:
+			err = verdict{err} // the server's, or an argument that did not fit: the session is as it was
 		}
 		return value, err
 	})
