@@ -155,7 +155,7 @@ func (f *fetcher) readLateXids(ctx context.Context, b *batch) (xids []uint64, al
 			fromXid = binary.BigEndian.Uint64(columns[0])
 			fromID = int64(binary.BigEndian.Uint64(columns[1]))
 			more = int(binary.BigEndian.Uint64(columns[2])) == lateChunk
-			for _, text := range strings.Split(string(columns[3]), ",") {
+			for text := range strings.SplitSeq(string(columns[3]), ",") {
 				if text == "" {
 					continue
 				}

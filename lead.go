@@ -20,6 +20,12 @@ type lead struct {
 	of  *leadership
 }
 
+func newLead(g *leadership, c *claim, row stored) *lead {
+	l := &lead{consumer: c.consumer, shard: row.shard, term: row.term, key: c.keys[row.shard], born: g.n, of: g}
+	l.ctx, l.end = context.WithCancelCause(context.Background())
+	return l
+}
+
 // trusted reports whether the lead may still be acted on. It is asked right before every emission: a process that was
 // paused learns here, not from a timer that may fire late, that its time is over.
 func (l *lead) trusted() bool { return l.ctx.Err() == nil && l.of.trusted() }

@@ -84,13 +84,13 @@ func NewPublisherBridge(pool *pgxpool.Pool, pub message.Publisher, cfg BridgeCon
 		cfg.Topic = AllTopics
 	}
 	if err := checkSubscribed(cfg.Topic); err != nil {
-		problems = append(problems, fmt.Errorf("Topic: %w", err))
+		problems = append(problems, fmt.Errorf("%s: %w", "Topic", err))
 	}
 	if cfg.Lanes < 0 {
-		problems = append(problems, errors.New("Lanes is negative"))
+		problems = append(problems, fmt.Errorf("%s is negative", "Lanes"))
 	}
 	if cfg.BatchSize < 0 {
-		problems = append(problems, errors.New("BatchSize is negative"))
+		problems = append(problems, fmt.Errorf("%s is negative", "BatchSize"))
 	}
 	if err := errors.Join(problems...); err != nil {
 		return nil, fmt.Errorf("pgoutbox: bridge: %w", err)

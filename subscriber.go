@@ -17,7 +17,7 @@ import (
 type Ordering int
 
 const (
-	// OrderByKey, the default, has up to MaxInFlight messages of a shard un-acked, never two of one key. Rows without a key
+	// OrderByKey is the default: it has up to MaxInFlight messages of a shard un-acked, never two of one key. Rows without a key
 	// are in no order.
 	OrderByKey Ordering = iota
 	// OrderByShard has one message of a shard un-acked. A nacked one holds the whole shard back.

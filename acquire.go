@@ -1,0 +1,166 @@
+package pgoutbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// acquire tries for every shard that is wanted, without waiting for any.
+func (g *leadership) acquire(ctx context.Context, s *session) error {
+	wanted := g.wanted()
+	if len(wanted) == 0 || !g.trusted() {
+		return nil
+	}
+	// In the order of a map, which is a different one each time: processes that start together must not all begin with the
+	// same shard.
+	keys := slices.Collect(maps.Keys(wanted))
+	results, err := s.roundTrip(ctx, request{sql: g.queries.lock, args: []any{keys}})
+	if err != nil {
+		return fmt.Errorf("lock: %w", err)
+	}
+	if results[0].Err != nil {
+		return fmt.Errorf("lock, and nobody knows which were taken: %w", results[0].Err)
+	}
+	won := map[*claim][]int{}
+	var refused []int64
+	for _, row := range results[0].Rows {
+		key, err := strconv.ParseInt(string(row[0]), 10, 64)
+		if err != nil {
+			return fmt.Errorf("lock: %w", err)
+		}
+		w := wanted[key]
+		if string(row[1]) != "t" {
+			refused = append(refused, key)
+			continue
+		}
+		won[w.claim] = append(won[w.claim], w.shard)
+	}
+	g.refused(ctx, s, refused, wanted)
+	for c, shards := range won {
+		if err := g.takeOver(ctx, s, c, shards); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// want is a shard that is claimed and not held by this session. Session locks stack: asking again for one that is held would
+// be granted.
+type want struct {
+	claim *claim
+	shard int
+}
+
+func (g *leadership) wanted() map[int64]want {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	out := map[int64]want{}
+	held := map[int64]bool{}
+	for _, c := range g.claims {
+		for shard, key := range c.keys {
+			if c.held[shard] != nil {
+				held[key] = true
+			} else {
+				out[key] = want{c, shard}
+			}
+		}
+	}
+	maps.DeleteFunc(out, func(key int64, _ want) bool { return held[key] })
+	return out
+}
+
+func (g *leadership) wantsMore() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.claims, func(c *claim) bool { return len(c.held) < len(c.keys) })
+}
+
+// takeOver begins a term for shards whose locks were just taken, and hands them to their follower.
+func (g *leadership) takeOver(ctx context.Context, s *session, c *claim, shards []int) error {
+	numbers := make([]int64, len(shards))
+	for i, shard := range shards {
+		numbers[i] = int64(shard)
+	}
+	results, err := s.roundTrip(ctx, request{
+		sql: g.queries.takeOver, args: []any{c.consumer, numbers, g.owner, s.token}, durable: true,
+	})
+	if err != nil {
+		return fmt.Errorf("begin a term of consumer %d: %w", c.consumer, err)
+	}
+	if err := results[0].Err; err != nil {
+		g.reportFailed("a term was not begun, it is tried again", err)
+		return g.unlock(ctx, s, c.locks(shards))
+	}
+	rows := make([]stored, len(results[0].Rows))
+	for i, columns := range results[0].Rows {
+		if rows[i], err = parseStored(columns); err != nil {
+			return fmt.Errorf("read a cursor of consumer %d: %w", c.consumer, err)
+		}
+		shards = slices.DeleteFunc(shards, func(shard int) bool { return shard == rows[i].shard })
+		g.high = max(g.high, rows[i].at.batch.after.high, rows[i].at.batch.upto.high)
+	}
+	g.nextProbe, g.lastTick = time.Time{}, time.Time{} // the first tick of a term looks for stray ids, and comes at once
+	if err := g.handOver(c, rows); err != nil {
+		return err
+	}
+	if len(shards) > 0 {
+		g.reportFailed("a shard is not led", fmt.Errorf("shards %v of consumer %d have no cursor; was the consumer removed?", shards, c.consumer))
+		return g.unlock(ctx, s, c.locks(shards))
+	}
+	g.report.info("leading", map[string]any{"consumer": c.consumer, "shards": len(rows)})
+	return nil
+}
+
+func (g *leadership) handOver(c *claim, rows []stored) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.answered.Load() == nil {
+		return errSilent
+	}
+	if !g.claimed(c) {
+		return errors.New("a claim was withdrawn while its locks were taken")
+	}
+	for _, row := range rows {
+		l := newLead(g, c, row)
+		c.held[row.shard] = l
+		c.follower.led(l, row)
+	}
+	return nil
+}
+
+func (c *claim) locks(shards []int) []int64 {
+	keys := make([]int64, len(shards))
+	for i, shard := range shards {
+		keys[i] = c.keys[shard]
+	}
+	return keys
+}
+
+// refused counts tries for locks that other sessions hold. A peer is normal; a stranger is reported by name.
+func (g *leadership) refused(ctx context.Context, s *session, keys []int64, wanted map[int64]want) {
+	if len(keys) == 0 {
+		g.refusals = 0
+		return
+	}
+	g.refusals++
+	if g.refusals < strangerAfter || time.Since(g.lastReport["holders"]) < reportEvery {
+		return
+	}
+	g.lastReport["holders"] = time.Now()
+	holder, err := s.ask(ctx, g.queries.holder, keys, applicationPrefix)
+	if err != nil || holder == nil {
+		return
+	}
+	key, _ := strconv.ParseInt(holder[0], 10, 64) // one of ours
+	g.report.failed("a session that is not of this library holds a shard's lock", errors.New("lock held by a stranger"), map[string]any{
+		"consumer": wanted[key].claim.consumer, "shard": wanted[key].shard, "lock": key, "pid": holder[1], "application_name": holder[2],
+	})
+}
+
+// applicationPrefix starts the application_name of every lock session, so that peers know each other.
+const applicationPrefix = "pgoutbox "
