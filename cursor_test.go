@@ -80,6 +80,11 @@ func TestCursorStoresNothingNewWhileOnlyReadingGoesOn(t *testing.T) {
 	if c.changes == changes {
 		t.Error("an emission changed nothing")
 	}
+	if c, entries := cursorOf(1); c.fetched.last != 1 {
+		t.Errorf("a row was added, and the fetch stands at %d", c.fetched.last)
+	} else if c.emit(entries[1]); c.front.last != 1 {
+		t.Errorf("the frontier is at %d", c.front.last)
+	}
 }
 
 // cursorGame plays a shard's cursor against a twin that keeps, in full sets, which rows were acked when. Transactions go on
