@@ -173,11 +173,14 @@ func (l *lanes) publish(run []*flight) {
 	failed := map[*entry]bool{} // rows that were not published, by themselves or through the row before them
 	var calls []call
 	for _, f := range run {
+		if failed[f.prev] {
+			failed[f.entry] = true
+			l.giveUp(f, failed)
+			continue
+		}
 		c, err := l.prepare(f)
 		if err != nil {
 			l.bridge.logger.Error("a row was not published", err, watermill.LogFields{"row": f.id, "attempt": f.entry.attempt})
-		}
-		if err != nil || failed[f.prev] {
 			failed[f.entry] = true
 			l.giveUp(f, failed)
 			continue
@@ -235,7 +238,8 @@ func (l *lanes) call(calls []call, failed map[*entry]bool) {
 	if len(messages) == 0 {
 		return
 	}
-	if !calls[0].flight.shard.trusted() { // a process that was paused must find out here, not after the messages are gone
+	// A process that was paused must find out here, not after the messages are gone; one that stops begins no further call.
+	if !calls[0].flight.shard.trusted() || isClosed(l.reader.stopping) {
 		for _, c := range calls {
 			if !failed[c.flight.entry] {
 				l.reader.abandoned(c.flight)
