@@ -273,6 +273,13 @@ func (g *leadership) trustedSince(sent, now time.Time) bool {
 	return trusts(sent, now, g.limits.lease, g.limits.margin())
 }
 
+// expire is the watchdog: nothing has proved the session for too long.
+func (g *leadership) expire() {
+	if !g.trusted() {
+		g.lose()
+	}
+}
+
 // lose ends every lead: the session is gone, or its last proof is too old.
 func (g *leadership) lose() {
 	g.mu.Lock()

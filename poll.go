@@ -88,7 +88,7 @@ func (g *leadership) prove(result *pgconn.Result, s *session, sent time.Time) er
 	g.answered.Store(&sent)
 	rest := time.Until(sent.Add(g.limits.lease - g.limits.margin()))
 	if g.watchdog == nil {
-		g.watchdog = time.AfterFunc(rest, g.lose)
+		g.watchdog = time.AfterFunc(rest, g.expire)
 	} else {
 		g.watchdog.Reset(rest)
 	}

@@ -36,7 +36,8 @@ type reader struct {
 	ended    bool
 	allSaved time.Time // when every shard was last looked at for a save, idle or not
 
-	scans []*scan // run's own
+	scans []*scan       // run's own
+	again time.Duration // run's own: look again after so long, whatever happens
 }
 
 type readerConfig struct {
@@ -125,11 +126,19 @@ func (r *reader) run(ctx context.Context) {
 			pause = 0
 		default:
 			pause = 0
-			select {
-			case <-r.wakeup:
-			case <-ctx.Done():
-			}
+			r.rest(ctx)
 		}
+	}
+}
+
+// rest waits until something may be possible that was not.
+func (r *reader) rest(ctx context.Context) {
+	timer := time.NewTimer(r.again)
+	defer timer.Stop()
+	select {
+	case <-r.wakeup:
+	case <-timer.C:
+	case <-ctx.Done():
 	}
 }
 
@@ -144,6 +153,7 @@ func (r *reader) sleep(ctx context.Context, d time.Duration) {
 
 // round does everything that is possible now, one page for each scan at most, and reports whether there may be more.
 func (r *reader) round(ctx context.Context) (bool, error) {
+	r.again = time.Hour
 	r.forget()
 	if err := r.admit(ctx); err != nil {
 		return false, err

@@ -3,6 +3,7 @@ package pgoutbox
 import (
 	"context"
 	"slices"
+	"time"
 )
 
 // scan walks a batch for the shards that stand at the same position. Most of the time there is one for all shards of a
@@ -12,6 +13,8 @@ type scan struct {
 	shards []*shard
 	ticked uint64 // the tick that was last looked at
 	found  bool   // the batch has rows
+
+	fetched time.Time // when the last page came
 
 	late      []uint64 // transactions with rows at or below the lower mark
 	lateKnown bool

@@ -2,7 +2,11 @@ package pgoutbox
 
 import (
 	"slices"
+	"time"
 )
+
+// aheadPause is between pages that are read for some shards only, while others have plenty.
+const aheadPause = 20 * time.Millisecond
 
 // forget drops the shards that are no longer led.
 func (r *reader) forget() {
@@ -57,7 +61,9 @@ func (r *reader) merge() {
 	}
 }
 
-// wants returns how many rows the scan should fetch now, 0 when its shards have enough to do or no room.
+// wants returns how many rows the scan should fetch now, 0 when its shards have enough to do or no room. Where some shards have
+// plenty and others nothing, because few keys are in use or a shard is slow, it walks on for the others at a moderate pace:
+// too fast, and the rows that pile up must be read twice.
 func (r *reader) wants(sc *scan) int {
 	if sc.at.atEnd() {
 		return 0
@@ -65,7 +71,16 @@ func (r *reader) wants(sc *scan) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	low := max(pageRows/2/len(sc.shards), 32)
-	if !slices.ContainsFunc(sc.shards, func(sh *shard) bool { return sh.hungry(low) }) {
+	hungry, ready := false, 0
+	for _, sh := range sc.shards {
+		hungry = hungry || sh.hungry(low)
+		ready += sh.queue.ready.len()
+	}
+	if !hungry {
+		return 0
+	}
+	if wait := aheadPause - time.Since(sc.fetched); ready >= 2*pageRows && wait > 0 {
+		r.again = min(r.again, wait)
 		return 0
 	}
 	if len(sc.shards) == 1 {
@@ -85,7 +100,7 @@ func (r *reader) deliver(sc *scan, p page) {
 		parts[number] = append(parts[number], e)
 	}
 	from := sc.at
-	sc.at = p.to
+	sc.at, sc.fetched = p.to, time.Now()
 	sc.found = sc.found || len(p.rows) > 0
 	sc.shards = slices.DeleteFunc(sc.shards, func(sh *shard) bool {
 		part, room := parts[sh.shard], max(0, sh.room())
