@@ -1,0 +1,226 @@
+package promises
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+
+	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+)
+
+// TestPromise01_NoLoss draws the lowest id in a transaction that commits last, after everything with a higher id was read, and
+// cuts the lock session meanwhile, with one message in a handler.
+func TestPromise01_NoLoss(t *testing.T) {
+	t.Parallel()
+	db, got := newOutbox(t), newLog(t)
+	late := db.begin(db.dsn)
+	db.publish(late, "late", "committed last")
+	held, reached := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	db.read("reader", got, pgoutbox.SubscriberConfig{}, func(msg *message.Message, row pgoutbox.Row) bool {
+		if msg.UUID == "in a handler" && row.Attempt == 1 {
+			once.Do(func() { close(reached) })
+			select {
+			case <-held:
+			case <-msg.Context().Done():
+			}
+		}
+		return true
+	})
+	defer close(held)
+
+	neighbours := db.put(20, 2)
+	db.publish(nil, "held", "in a handler")
+	got.until(neighbours...)
+	next(t, "a handler runs", reached)
+	if n := db.endLockSessions(); n != "1" {
+		t.Fatalf("the reader had %s lock sessions", n)
+	}
+	db.must(late.Commit(t.Context()))
+	db.publish(nil, "", "afterwards")
+
+	got.until("committed last", "afterwards")
+	got.wait(patience, "what was in a handler comes again", func(all []delivery) bool {
+		n := 0
+		for _, d := range all {
+			if d.uuid == "in a handler" {
+				n++
+			}
+		}
+		return n == 2
+	})
+}
+
+// TestPromise02_NoGhosts takes messages back in the four ways there are.
+func TestPromise02_NoGhosts(t *testing.T) {
+	t.Parallel()
+	db, got := newOutbox(t), newLog(t)
+	db.read("reader", got, pgoutbox.SubscriberConfig{}, ack)
+
+	rolledBack := db.begin(db.dsn)
+	msg := newMessage(pgoutbox.ContextWithTx(t.Context(), rolledBack), "", "ghost of a rollback")
+	db.must(db.pub.Publish(topic, msg)) // finds the transaction in the context
+	crashed := db.begin(db.dsn)
+	db.publish(crashed, "", "ghost of a crash")
+	prepared := db.begin(db.dsn)
+	db.publish(prepared, "", "ghost of a prepared transaction")
+	_, err := prepared.Exec(t.Context(), "PREPARE TRANSACTION 'promise 2'")
+	db.must(err)
+	db.must(pgx.BeginFunc(t.Context(), db.pool, func(tx pgx.Tx) error {
+		err := pgx.BeginFunc(t.Context(), tx, func(savepoint pgx.Tx) error {
+			db.publish(savepoint, "", "ghost of a savepoint")
+			return errUndo
+		})
+		db.publish(tx, "", "committed around a savepoint")
+		if errors.Is(err, errUndo) {
+			return nil
+		}
+		return err
+	}))
+	got.until("committed around a savepoint") // with everything else still undecided
+
+	db.must(rolledBack.Rollback(t.Context()))
+	db.exec("SELECT pg_terminate_backend($1)", int(crashed.Conn().PgConn().PID()))
+	db.exec("ROLLBACK PREPARED 'promise 2'")
+	db.publish(nil, "", "probe")
+	got.until("probe")
+	for _, d := range got.all() {
+		if strings.HasPrefix(d.uuid, "ghost") {
+			t.Errorf("%s was delivered", d.uuid)
+		}
+	}
+}
+
+var errUndo = errors.New("undo")
+
+// TestPromise03_OrderPerKey has four writers count up three keys. A transaction gets its id before it waits for the key, so
+// neither the order of transactions nor that of commits is the order of the key. Handlers nack one attempt in five, and the
+// work is handed over twice, once by a crash.
+func TestPromise03_OrderPerKey(t *testing.T) {
+	t.Parallel()
+	db, got := newOutbox(t), newLog(t)
+	const keys, writers, each = 3, 4, 40
+	db.exec("CREATE TABLE counters (key text PRIMARY KEY, n int NOT NULL)")
+	for k := range keys {
+		db.exec("INSERT INTO counters VALUES ($1, 0)", fmt.Sprint(k))
+	}
+	nackSome := func(_ *message.Message, row pgoutbox.Row) bool { return row.Attempt > 1 || row.ID%5 != 0 }
+	first := db.read("first", got, pgoutbox.SubscriberConfig{Shards: 2}, nackSome)
+	db.read("second", got, pgoutbox.SubscriberConfig{}, nackSome)
+
+	var wg sync.WaitGroup
+	var all []string
+	for k := range keys {
+		for n := range writers * each {
+			all = append(all, fmt.Sprintf("%d/%d", k, n+1))
+		}
+	}
+	for w := range writers {
+		wg.Go(func() {
+			for i := range each * keys {
+				if err := db.count(fmt.Sprint((i + w) % keys)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	got.wait(patience, "a third comes", func(all []delivery) bool { return len(all) > keys*writers*each/3 })
+	first.end()
+	got.wait(patience, "two thirds come", func(all []delivery) bool { return len(all) > keys*writers*each*2/3 })
+	db.endLockSessions()
+	wg.Wait()
+	got.until(all...)
+
+	last := map[string]int{}
+	seen := map[string]bool{}
+	readers := map[string]bool{}
+	for _, d := range got.all() {
+		readers[d.reader] = true
+		if seen[d.uuid] {
+			continue
+		}
+		seen[d.uuid] = true
+		var n int
+		if _, err := fmt.Sscanf(d.uuid, d.Key+"/%d", &n); err != nil {
+			t.Fatalf("%s of key %s: %v", d.uuid, d.Key, err)
+		}
+		if n != last[d.Key]+1 {
+			t.Errorf("key %s: %d came after %d", d.Key, n, last[d.Key])
+		}
+		last[d.Key] = n
+	}
+	if len(readers) != 2 {
+		t.Errorf("the work was to be handed over; it was done by %v", readers)
+	}
+}
+
+// count adds 1 to a counter and publishes the new value, in one transaction.
+func (db *outbox) count(key string) error {
+	ctx := db.Context()
+	return pgx.BeginFunc(ctx, db.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SELECT pg_current_xact_id()"); err != nil {
+			return err
+		}
+		var n int
+		if err := tx.QueryRow(ctx, "UPDATE counters SET n = n + 1 WHERE key = $1 RETURNING n", key).Scan(&n); err != nil {
+			return err
+		}
+		return db.pub.WithTx(tx).Publish(topic, newMessage(ctx, key, fmt.Sprintf("%s/%d", key, n)))
+	})
+}
+
+// TestPromise07_DuplicatesOnlyAfterACrashOrANack restarts readers gracefully while they work. Positions are saved at hand-over
+// only, so what hand-over does not save comes twice.
+func TestPromise07_DuplicatesOnlyAfterACrashOrANack(t *testing.T) {
+	t.Parallel()
+	db, got := newOutbox(t), newLog(t)
+	cfg := pgoutbox.SubscriberConfig{Shards: 4, MaxInFlight: 4, SaveInterval: 1 << 40}
+	uuids := db.put(12, 50)
+	for round := range 4 {
+		r := db.read(fmt.Sprint("round ", round), got, cfg, ack)
+		got.wait(patience, "a fifth more comes", func(all []delivery) bool { return len(all) >= (round+1)*len(uuids)/5 })
+		r.end()
+	}
+	db.read("last", got, cfg, ack)
+	got.until(uuids...)
+	db.publish(nil, "", "probe")
+	got.until("probe")
+	for uuid, n := range got.times() {
+		if n != 1 {
+			t.Errorf("%s came %d times", uuid, n)
+		}
+	}
+}
+
+// TestPromise08_ABadRowBlocksItsOwnKey nacks one row for ever, in the only shard there is.
+func TestPromise08_ABadRowBlocksItsOwnKey(t *testing.T) {
+	t.Parallel()
+	db, got := newOutbox(t), newLog(t)
+	db.publish(nil, "bad", "bad/1")
+	db.publish(nil, "bad", "bad/2")
+	good := db.put(10, 50)
+	db.read("reader", got, pgoutbox.SubscriberConfig{Shards: 1, MaxInFlight: 4}, func(msg *message.Message, _ pgoutbox.Row) bool {
+		return msg.UUID != "bad/1"
+	})
+	got.until(good...)
+	db.publish(nil, "good", "good/1")
+	got.until("good/1")
+	got.wait(patience, "the bad row is tried ten times", func(all []delivery) bool {
+		n := 0
+		for _, d := range all {
+			if d.uuid == "bad/1" {
+				n++
+			}
+		}
+		return n >= 10
+	})
+	if got.times()["bad/2"] != 0 {
+		t.Error("a row came before the one of its key that was refused")
+	}
+}
