@@ -38,6 +38,7 @@ func init() { //nolint:gochecknoinits // must run before main and TestMain
 const (
 	chargePostgres  = "postgres"
 	chargeRedis     = "redis"
+	chargePgBouncer = "pgbouncer"
 	chargeContainer = "container"
 )
 
@@ -169,6 +170,11 @@ func (ch charge) clear(ctx context.Context) error {
 		return ch.clearPostgres(ctx)
 	case chargeRedis:
 		if pid, err := pidIn(filepath.Join(ch.Dir, "redis.pid")); err == nil {
+			_ = kill(pid)
+		}
+		return removeAll(ctx, ch.Dir)
+	case chargePgBouncer:
+		if pid, err := pidIn(filepath.Join(ch.Dir, "pgbouncer.pid")); err == nil {
 			_ = kill(pid)
 		}
 		return removeAll(ctx, ch.Dir)
