@@ -247,7 +247,7 @@ func (l *lanes) call(calls []call, failed map[*entry]bool) {
 		}
 		return
 	}
-	err := l.bridge.pub.Publish(calls[0].topic, messages...)
+	err := l.send(calls[0].topic, messages)
 	if err == nil {
 		l.failures.Store(0)
 	} else {
@@ -266,6 +266,16 @@ func (l *lanes) call(calls []call, failed map[*entry]bool) {
 			l.giveUp(c.flight, failed)
 		}
 	}
+}
+
+// send calls Publish. A Publisher that panics has failed; what it panicked with may hold a payload, so only its type is told.
+func (l *lanes) send(topic string, messages []*message.Message) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the publisher panicked with a %T", p)
+		}
+	}()
+	return l.bridge.pub.Publish(topic, messages...)
 }
 
 // giveUp has a row published again: behind the row of its key that failed before it, or by itself after a delay.

@@ -120,7 +120,7 @@ func (r *reader) run(ctx context.Context) {
 			return
 		case err != nil:
 			r.report.failed("reading was interrupted, it is tried again", err, nil)
-			pause = min(max(2*pause, 50*time.Millisecond), 2*time.Second)
+			pause = min(max(2*pause, 50*time.Millisecond), time.Second)
 			r.sleep(ctx, pause)
 		case worked:
 			pause = 0

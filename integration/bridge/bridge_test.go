@@ -485,3 +485,31 @@ func TestConstructorReportsEveryProblem(t *testing.T) {
 		}
 	}
 }
+
+// A Publisher that panics has failed like one that returns an error: the process and every other row live on.
+func TestPanicOfAPublisherIsAFailure(t *testing.T) {
+	t.Parallel()
+	db := newOutbox(t)
+	b := newBroker(db)
+	pub := &panicker{broker: b, left: 2}
+	db.exec(`INSERT INTO outbox (topic, key, uuid) VALUES ('t', 'k', 'row')`)
+	db.start(pub, config())
+	b.until("row")
+	if pub.left != 0 {
+		t.Errorf("the row came through with %d panics to go", pub.left)
+	}
+}
+
+type panicker struct {
+	*broker
+
+	left int
+}
+
+func (p *panicker) Publish(topic string, messages ...*message.Message) error {
+	if p.left > 0 {
+		p.left--
+		panic(errDown)
+	}
+	return p.broker.Publish(topic, messages...)
+}

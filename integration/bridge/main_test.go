@@ -258,7 +258,7 @@ func config() pgoutbox.BridgeConfig {
 }
 
 // start runs a bridge until stop, or the test's end.
-func (db *outbox) start(b *broker, cfg pgoutbox.BridgeConfig) *running {
+func (db *outbox) start(b message.Publisher, cfg pgoutbox.BridgeConfig) *running {
 	db.Helper()
 	r := &running{db: db, log: &log{}, done: make(chan error, 1)}
 	var err error
