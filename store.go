@@ -135,6 +135,7 @@ func saveRequests(sql, token string, saves []save) (requests []request, packs []
 		for n < len(saves) && size < saveBytes {
 			for i, value := range saves[n].row() {
 				columns[i] = append(columns[i], value)
+				size += 20 // a number, or what separates
 				if text, ok := value.(string); ok {
 					size += len(text)
 				}
