@@ -3,6 +3,7 @@ package promises
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,18 +14,20 @@ import (
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
 )
 
-// TestPromise01_NoLoss draws the lowest id in a transaction that commits last, after everything with a higher id was read, and
-// cuts the lock session meanwhile, with one message in a handler.
+// TestPromise01_NoLoss draws the lowest ids in transactions that commit last, after everything with a higher id was read: one
+// while a reader runs, one after its session was cut, as in a crash, with a message in a handler.
 func TestPromise01_NoLoss(t *testing.T) {
 	t.Parallel()
 	db, got := newOutbox(t), newLog(t)
-	late := db.begin(db.dsn)
-	db.publish(late, "late", "committed last")
-	held, reached := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	db.read("reader", got, pgoutbox.SubscriberConfig{}, func(msg *message.Message, row pgoutbox.Row) bool {
-		if msg.UUID == "in a handler" && row.Attempt == 1 {
-			once.Do(func() { close(reached) })
+	late, later := db.begin(db.dsn), db.begin(db.dsn)
+	db.publish(late, "late", "committed late")
+	db.publish(later, "later", "committed after a crash")
+	var xid string
+	db.must(later.QueryRow(t.Context(), "SELECT pg_current_xact_id()::text").Scan(&xid))
+	held := make(chan struct{})
+	defer close(held)
+	db.read("reader", got, pgoutbox.SubscriberConfig{Shards: 1}, func(msg *message.Message, row pgoutbox.Row) bool {
+		if msg.UUID == "in a handler" && row.Term == 1 {
 			select {
 			case <-held:
 			case <-msg.Context().Done():
@@ -32,27 +35,25 @@ func TestPromise01_NoLoss(t *testing.T) {
 		}
 		return true
 	})
-	defer close(held)
 
-	neighbours := db.put(20, 2)
+	got.until(db.put(20, 2)...)
+	db.must(late.Commit(t.Context()))
+	got.until("committed late")
 	db.publish(nil, "held", "in a handler")
-	got.until(neighbours...)
-	next(t, "a handler runs", reached)
+	db.publish(nil, "", "behind it")
+	got.until("in a handler", "behind it")
+
+	db.eventually("the position that is stored is past the open transaction, and has one row un-acked", `
+		SELECT cardinality(pending) = 1 AND upto_snapshot IS NULL AND $1::xid8 IN (SELECT pg_snapshot_xip(after_snapshot))
+		FROM outbox_cursors`, xid)
 	if n := db.endLockSessions(); n != "1" {
 		t.Fatalf("the reader had %s lock sessions", n)
 	}
-	db.must(late.Commit(t.Context()))
+	db.must(later.Commit(t.Context()))
 	db.publish(nil, "", "afterwards")
-
-	got.until("committed last", "afterwards")
+	got.until("committed after a crash", "afterwards")
 	got.wait(patience, "what was in a handler comes again", func(all []delivery) bool {
-		n := 0
-		for _, d := range all {
-			if d.uuid == "in a handler" {
-				n++
-			}
-		}
-		return n == 2
+		return slices.ContainsFunc(all, func(d delivery) bool { return d.uuid == "in a handler" && d.Term > 1 })
 	})
 }
 

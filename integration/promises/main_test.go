@@ -117,6 +117,24 @@ func (db *outbox) put(keys, n int) (uuids []string) {
 	return uuids
 }
 
+// eventually asks until the answer is true.
+func (db *outbox) eventually(what, sql string, args ...any) {
+	db.Helper()
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	late := time.After(patience)
+	for {
+		if db.ask("SELECT coalesce(bool_and(ok), false)::text FROM ("+sql+") AS asked (ok)", args...) == "true" {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-late:
+			db.Fatalf("never happened: %s", what)
+		}
+	}
+}
+
 // endLockSessions is what a crash of a reader's session looks like. It returns how many there were.
 func (db *outbox) endLockSessions() string {
 	db.Helper()
