@@ -72,8 +72,9 @@ func (r *reader) giveBack(list []wanted) {
 		if w.entry.size > inlineLimit {
 			w.shard.heavy -= w.entry.size
 		}
-		if w.turn && !w.entry.loaded {
-			w.shard.queue.unread.push(w.entry)
+		if w.turn {
+			w.shard.queue.release(w.entry)
+			r.offer(w.shard)
 		}
 	}
 }
@@ -117,11 +118,17 @@ func (r *reader) loaded(w wanted, again *entry) {
 		}
 		return
 	}
-	if e.loaded = again.loaded; e.loaded {
-		e.payload = again.payload
+	if !e.loaded && again.loaded { // its turn came, and with it a second read, when the row before it was found deleted
+		e.loaded, e.payload = true, again.payload
 		w.shard.held++
 	}
+	if e.size > inlineLimit {
+		w.shard.heavy -= e.size
+	}
 	e.size = again.size // somebody may have changed the payload
+	if e.loaded && e.size > inlineLimit {
+		w.shard.heavy += e.size
+	}
 	if w.turn {
 		w.shard.queue.release(e)
 		r.offer(w.shard)

@@ -82,6 +82,7 @@ func (sc *scan) fetch(ctx context.Context, f *fetcher, limit int) (page, error) 
 	}
 	if len(sc.late) > 0 && sc.at.last < b.after.low {
 		rows, to, err := f.readLate(ctx, b, sc.late, sc.at.last, limit, by)
+		sc.adapt(rows)
 		return page{rows: b.members(rows), to: position{b, to}}, err
 	}
 	from := sc.at.last

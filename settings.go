@@ -80,17 +80,22 @@ func newSettings(pool *pgxpool.Pool, cfg SubscriberConfig) (settings, error) {
 			complain("LockConn is not a DSN that pgx understands") // its error may quote the password
 		}
 	}
-	for field, value := range map[string]int{"MaxInFlight": cfg.MaxInFlight, "Window": cfg.Window, "MaxLocks": cfg.MaxLocks} {
-		if value < 0 {
-			complain("%s is negative", field)
-		}
-	}
-	for field, value := range map[string]time.Duration{
-		"PollInterval": cfg.PollInterval, "RetryInterval": cfg.RetryInterval, "Lease": cfg.Lease,
-		"SaveInterval": cfg.SaveInterval, "MaxNackDelay": cfg.MaxNackDelay, "CloseTimeout": cfg.CloseTimeout,
+	for _, field := range []struct {
+		name  string
+		value int64
+	}{
+		{"MaxInFlight", int64(cfg.MaxInFlight)},
+		{"Window", int64(cfg.Window)},
+		{"MaxLocks", int64(cfg.MaxLocks)},
+		{"PollInterval", int64(cfg.PollInterval)},
+		{"RetryInterval", int64(cfg.RetryInterval)},
+		{"Lease", int64(cfg.Lease)},
+		{"SaveInterval", int64(cfg.SaveInterval)},
+		{"MaxNackDelay", int64(cfg.MaxNackDelay)},
+		{"CloseTimeout", int64(cfg.CloseTimeout)},
 	} {
-		if value < 0 {
-			complain("%s is negative", field)
+		if field.value < 0 {
+			complain("%s is negative", field.name)
 		}
 	}
 	if cfg.Lease > 0 && cfg.Lease < time.Second {

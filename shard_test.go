@@ -321,15 +321,29 @@ func (g *shardGame) reload() {
 			continue
 		}
 		for _, w := range list {
-			if g.roll(30) == 29 && w.turn && w.entry.behind == nil {
-				delete(g.source, w.entry.id) // somebody deleted the row, the last of its key
+			if g.roll(30) == 29 && w.turn {
+				delete(g.source, w.entry.id) // somebody deleted the row
 				g.done[w.entry.id] = true
 			}
 			r.mu.Lock()
-			r.loaded(w, g.source[w.entry.id])
+			r.loaded(w, g.read(w))
 			r.mu.Unlock()
 		}
 	}
+}
+
+// read returns the row as the statement would, whose limit is what the row was when it was last read.
+func (g *shardGame) read(w wanted) *entry {
+	row := g.source[w.entry.id]
+	if row == nil {
+		return nil
+	}
+	if g.roll(20) == 19 {
+		row.size = []int{1, inlineLimit, inlineLimit + 1, 5 * inlineLimit}[g.roll(4)] // somebody changed the payload
+	}
+	again := *row
+	again.loaded = row.size <= max(w.entry.size, inlineLimit)
+	return &again
 }
 
 func (g *shardGame) check() {

@@ -246,8 +246,8 @@ func (r *batchReader) ticked(t tick) {
 	b := &batch{after: r.after, upto: t.snapshot}
 	if b.quiet(t.stray) {
 		for _, row := range r.h.members(b) {
-			// A stray row that the sequence passed waits for the next transaction to end, or for the next probe.
-			if row.id > r.h.drawn {
+			// A stray row that the sequence passed before it was probed waits for the next transaction to end, or the next probe.
+			if row.id <= t.stray || row.id > r.h.drawn {
 				r.t.Fatalf("quiet, but row %+v is in the batch of %+v", row, b)
 			}
 		}

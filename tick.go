@@ -29,8 +29,5 @@ func readTick(low, text, last string, high, stray int64) (tick, error) {
 		return tick{}, fmt.Errorf("upper mark: %w", err)
 	}
 	s.high = max(upper, high, stray)
-	if stray <= upper {
-		stray = 0
-	}
 	return tick{snapshot: s, stray: stray}, nil
 }
