@@ -24,7 +24,7 @@ func TestFC03_LostLockSessionEndsTheLead(t *testing.T) {
 		held = append(held, fmt.Sprintf("m%d", n))
 		ob.put(t, "", held[n])
 	}
-	finish, lost := make(chan struct{}), make(chan error, 2*inFlight)
+	ended, finish, lost := make(chan struct{}), make(chan struct{}), make(chan error, inFlight)
 	p1 := ob.read(t, "P1", s, func(ctx context.Context, d delivery) error {
 		if d.Row.Term > 1 {
 			return nil
@@ -32,8 +32,8 @@ func TestFC03_LostLockSessionEndsTheLead(t *testing.T) {
 		select {
 		case <-ctx.Done():
 			lost <- context.Cause(ctx)
-		case <-time.After(30 * time.Second):
-			lost <- errors.New("it did not end")
+		case <-ended:
+			lost <- errors.New("it goes on")
 		}
 		<-finish
 		return nil // a handler that does not look at its context, and acks late
@@ -47,6 +47,8 @@ func TestFC03_LostLockSessionEndsTheLead(t *testing.T) {
 		t.Fatalf("the sessions with locks are %v, want P1's", pids)
 	}
 	ob.exec(t, "SELECT pg_terminate_backend($1)", pids[0])
+	timer := time.AfterFunc(notice, func() { close(ended) })
+	defer timer.Stop()
 	for range inFlight {
 		if err := <-lost; !errors.Is(err, pgoutbox.ErrLeadershipLost) {
 			t.Errorf("the context of a message in flight: %v, want ErrLeadershipLost", err)
