@@ -32,6 +32,14 @@ D ?= 20s
 torture: ## Attack the reader for D=20s at a time and count what it loses, invents or inverts
 	$(GO) test -race -count=1 -timeout 60m -v -run '^TestTorture$$' ./integration/torture -torture.d $(D)
 
+.PHONY: stress
+stress: ## Run Watermill's acceptance suite STRESS_TEST_COUNT times (10) side by side
+	$(GO) test -race -count=1 -timeout 30m -tags stress -run '^TestStress$$' ./integration/universal
+
+.PHONY: reconnect
+reconnect: ## Restart the server twice under Watermill's TestReconnect (without -race: the test has races of its own)
+	PGOUTBOX_TEST_PROVIDER=local $(GO) test -count=1 -timeout 10m -tags reconnect -run '^TestReconnect$$' ./integration/universal
+
 C ?= .
 .PHONY: cases
 cases: ## Run the fault cases of docs/cases.md (C=FC13 picks some) with their full waits and rounds

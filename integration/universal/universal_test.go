@@ -35,7 +35,12 @@ type setup struct {
 
 func newSetup(t *testing.T, cfg pgoutbox.SubscriberConfig) *setup {
 	t.Helper()
-	pool := pgserver.Pool(t, pgserver.Database(t), func(c *pgxpool.Config) { c.MaxConns = 30 })
+	return newSetupOn(t, pgserver.Database(t), cfg)
+}
+
+func newSetupOn(t *testing.T, dsn string, cfg pgoutbox.SubscriberConfig) *setup {
+	t.Helper()
+	pool := pgserver.Pool(t, dsn, func(c *pgxpool.Config) { c.MaxConns = 30 })
 	if err := pgoutbox.Migrate(context.Background(), pool, pgoutbox.SchemaConfig{}); err != nil {
 		t.Fatal(err)
 	}
