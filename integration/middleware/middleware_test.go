@@ -81,6 +81,9 @@ func TestStackInTheRightOrder(t *testing.T) {
 		if row, _ := pgoutbox.RowFromContext(msg.Context()); row.Attempt != 1 {
 			t.Errorf("%s was nacked", msg.UUID)
 		}
+		if err := msg.Context().Err(); err != nil {
+			t.Errorf("an attempt at %s begins with a context that has ended: %v", msg.UUID, err)
+		}
 		switch {
 		case msg.UUID == "fails twice" && seen.count(msg.UUID) <= 2, msg.UUID == "fails":
 			return nil, errBad

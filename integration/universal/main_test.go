@@ -15,8 +15,8 @@ const multiplier = "github.com/ThreeDotsLabs/watermill/internal/subscriber.(*mul
 
 func TestMain(m *testing.M) {
 	os.Exit(pgserver.Run(m,
-		goleak.IgnoreAnyFunction(multiplier+"func2"), // holds a message
-		goleak.IgnoreAnyFunction(multiplier+"func3"), // waits for it
+		goleak.IgnoreAnyFunction(multiplier+"func2"),                                                    // holds a message
+		goleak.IgnoreAnyFunction(multiplier+"func3"),                                                    // waits for it
 		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/pubsub/tests.TestReconnect.func2"), // collects until the process ends
 	))
 }
