@@ -45,6 +45,7 @@ func TestFC27_StartOfANewGroup(t *testing.T) {
 	}
 	for name, from := range groups {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := newSink()
 			other := pgoutbox.Latest // asks for another start than the one the group was created with
 			if from == pgoutbox.Latest {
@@ -63,9 +64,9 @@ func TestFC27_StartOfANewGroup(t *testing.T) {
 				t.Errorf("group %s got %d of the messages, want %d: %s", name, len(got), len(want[name]), describe(got[:min(len(got), 10)]))
 			}
 			s.mustHaveComeOnce(t)
+			ob.mustBeMonotonous(t)
 		})
 	}
-	ob.mustBeMonotonous(t)
 }
 
 // Two processes that create one group at once agree on one of the two starts.
