@@ -93,6 +93,7 @@ func (s *session) settings() []setting {
 		{name: "default_transaction_read_only", value: "off"},
 		{name: "default_transaction_deferrable", value: "off"},
 		{name: "row_security", value: "off"}, // an error instead of rows that silently are not there
+		{name: "array_nulls", value: "on"},   // or a position with a NULL in it could not be stored
 		{name: "synchronous_commit", value: "off"},
 		{name: "client_connection_check_interval", value: ms(max(l.keepAlive(), time.Second)), optional: true},
 		{name: "transaction_timeout", value: ms(l.statement() + l.lease), optional: true}, // PostgreSQL 17
@@ -135,7 +136,7 @@ func (s *session) setUp(ctx context.Context, pooled bool) error {
 		}
 	}
 	granted, err := s.ask(ctx, `SELECT coalesce(current_setting('pgoutbox.session', true), ''),
-		(SELECT setting = $1 FROM pg_settings WHERE name = 'idle_session_timeout'), current_setting('idle_session_timeout')`,
+		(SELECT setting = $1 FROM pg_catalog.pg_settings WHERE name = 'idle_session_timeout'), current_setting('idle_session_timeout')`,
 		s.limits.lease.Milliseconds())
 	if err != nil {
 		return fmt.Errorf("read the lock session's settings back: %w", err)

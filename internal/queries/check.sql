@@ -9,7 +9,7 @@ SELECT
 			$pgoutbox$"public"."outbox_cursors"$pgoutbox$, $pgoutbox$"public"."outbox_epochs"$pgoutbox$]) AS t (name)
 		WHERE to_regclass(name) IS NULL
 	),
-	coalesce((SELECT seqcache FROM pg_sequence WHERE seqrelid = to_regclass($pgoutbox$"public"."outbox_id_seq"$pgoutbox$)), 1),
+	coalesce((SELECT seqcache FROM pg_catalog.pg_sequence WHERE seqrelid = to_regclass($pgoutbox$"public"."outbox_id_seq"$pgoutbox$)), 1),
 	concat_ws(', ',
 		CASE WHEN NOT has_table_privilege(to_regclass($pgoutbox$"public"."outbox"$pgoutbox$), 'SELECT')
 			THEN $pgoutbox$SELECT ON "public"."outbox"$pgoutbox$ END,
