@@ -18,8 +18,9 @@ type feed struct {
 	leadership *leadership
 	logger     watermill.LoggerAdapter
 	topic      string
-	stop       <-chan struct{} // end emission
-	close      <-chan struct{} // and finish
+	stop       <-chan struct{}      // end emission
+	close      <-chan struct{}      // and finish
+	reserve    func(consumer) error // asked before the shards of a consumer that await found are claimed; nil: all may be
 	reader     readerConfig
 	sink       func(*reader) func([]*flight)
 }
@@ -58,6 +59,9 @@ func (f *feed) run(ctx context.Context, c consumer) {
 func (f *feed) await(ctx context.Context, c consumer) (consumer, bool) {
 	for c.id == 0 {
 		found, err := f.findConsumer(ctx, f.leadership, f.topic)
+		if err == nil && f.reserve != nil {
+			err = f.reserve(found)
+		}
 		if err == nil {
 			return found, true
 		}

@@ -107,7 +107,8 @@ func NewSubscriber(pool *pgxpool.Pool, cfg SubscriberConfig, logger watermill.Lo
 //
 // A first call checks the schema, the server and the grants for at most 5 s. What waiting does not mend is returned. A server
 // that cannot be reached, is starting or in recovery is logged and tried again in the background. Two subscriptions of
-// one topic in one process take turns like two processes.
+// one topic in one process take turns like two processes. One that would exceed MaxLocks is refused; if the database could
+// not tell how many shards it has, that is logged later, and it begins when others have ended.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	if err := checkSubscribed(topic); err != nil {
 		return nil, fmt.Errorf("pgoutbox: subscribe: %w", err)
@@ -124,21 +125,38 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	if s.isStopping() {
 		return nil, ErrClosed
 	}
-	locks := len(s.shardsOf(found))
-	if s.claimed+locks > s.maxLocks {
-		return nil, fmt.Errorf("pgoutbox: subscribe: %d locks more than the %d claimed would exceed MaxLocks (%d); the lock table of the server "+
-			"is shared by everybody, see max_locks_per_transaction", locks, s.claimed, s.maxLocks)
+	reserved := 0
+	if found.id != 0 {
+		if reserved, err = s.reserve(found); err != nil {
+			return nil, fmt.Errorf("pgoutbox: subscribe: %w", err)
+		}
 	}
-	s.claimed += locks
 	out := make(chan *message.Message)
 	s.running.Go(func() {
 		defer close(out)
-		s.serve(ctx, topic, found, out)
+		s.serve(ctx, topic, found, out, func(found consumer) error { // how many shards it has was not known before
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			var err error
+			reserved, err = s.reserve(found)
+			return err
+		})
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.claimed -= locks
+		s.claimed -= reserved
 	})
 	return out, nil
+}
+
+// reserve counts the locks of a consumer, if they are not too many. It is called with mu held.
+func (s *Subscriber) reserve(found consumer) (int, error) {
+	locks := len(s.shardsOf(found))
+	if s.claimed+locks > s.maxLocks {
+		return 0, fmt.Errorf("%d locks more than the %d claimed would exceed MaxLocks (%d); the lock table of the server "+
+			"is shared by everybody, see max_locks_per_transaction", locks, s.claimed, s.maxLocks)
+	}
+	s.claimed += locks
+	return locks, nil
 }
 
 // SubscribeInitialize creates the consumer of a topic, so that its position is fixed from now on, whether or not anybody
@@ -227,12 +245,15 @@ func (s *Subscriber) consumer(ctx context.Context, topic string) (consumer, erro
 	return s.findConsumer(ctx, s.leadership, topic)
 }
 
-// serve emits the messages of a topic until ctx ends or the Subscriber closes.
-func (s *Subscriber) serve(ctx context.Context, topic string, found consumer, out chan<- *message.Message) {
+// serve emits the messages of a topic until ctx ends or the Subscriber closes. A consumer that was not found is looked for, and
+// reserve asked.
+func (s *Subscriber) serve(
+	ctx context.Context, topic string, found consumer, out chan<- *message.Message, reserve func(consumer) error,
+) {
 	logger := s.logger.With(watermill.LogFields{"topic": topic})
 	feed := &feed{
 		settings: s.settings, pool: s.pool, leadership: s.leadership, logger: logger, topic: topic,
-		stop: s.stopping, close: s.closing,
+		stop: s.stopping, close: s.closing, reserve: reserve,
 		reader: readerConfig{
 			ordering: s.ordering, outMost: s.maxInFlight,
 			staffMost: func(shards int) int { return shards * s.maxInFlight },
