@@ -148,6 +148,7 @@ type delivery struct {
 	pgoutbox.Row
 
 	uuid, reader string
+	at           time.Time
 }
 
 // log is what the readers of a test received, in order.
@@ -237,6 +238,18 @@ type reader struct {
 func (db *outbox) read(name string, l *log, cfg pgoutbox.SubscriberConfig, handle handler) *reader {
 	db.Helper()
 	cfg.ConsumerGroup = "test"
+	return db.subscribe(name, l, cfg, handle)
+}
+
+// group is read by a group of its own.
+func (db *outbox) group(name string, l *log, cfg pgoutbox.SubscriberConfig, handle handler) *reader {
+	db.Helper()
+	cfg.ConsumerGroup = name
+	return db.subscribe(name, l, cfg, handle)
+}
+
+func (db *outbox) subscribe(name string, l *log, cfg pgoutbox.SubscriberConfig, handle handler) *reader {
+	db.Helper()
 	if cfg.RetryInterval == 0 {
 		cfg.RetryInterval = 50 * time.Millisecond
 	}
@@ -252,7 +265,7 @@ func (db *outbox) read(name string, l *log, cfg pgoutbox.SubscriberConfig, handl
 	r.done.Go(func() {
 		for msg := range messages {
 			row, _ := pgoutbox.RowFromContext(msg.Context())
-			l.add(delivery{row, msg.UUID, name})
+			l.add(delivery{row, msg.UUID, name, time.Now()})
 			r.done.Go(func() {
 				if handle(msg, row) {
 					msg.Ack()
