@@ -1,0 +1,94 @@
+//go:build unix
+
+package faults
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+)
+
+// Somebody's migration holds a table lock for longer than the lease. What waits for it is given up and told; nobody takes the
+// shards over, no message in a handler's hands is lost, and all goes on afterwards.
+func TestTableLockCostsNoLead(t *testing.T) {
+	const shards = 3
+	tests := []struct {
+		name string
+		lock []string
+		says string // "" when nothing of ours needs what is locked
+	}{
+		{"the cursors", []string{"LOCK TABLE outbox_cursors IN ACCESS EXCLUSIVE MODE"}, "a position was not saved"},
+		{"the rows", []string{"ALTER TABLE outbox ADD COLUMN later int"}, ""},
+		{"the sequence", []string{"ALTER SEQUENCE outbox_id_seq RENAME TO other"}, "a tick was given up"},
+		{"everything", []string{
+			"LOCK TABLE outbox_cursors, outbox, outbox_consumers, outbox_epochs IN ACCESS EXCLUSIVE MODE", "ALTER SEQUENCE outbox_id_seq RENAME TO other",
+		}, "a tick was given up"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			db := newOutbox(t)
+			cfg := pgoutbox.SubscriberConfig{Shards: shards, Lease: lease}
+			r, other := db.subscriber(cfg), db.subscriber(cfg)
+			r.mustRead()
+			db.exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'held')")
+			held := next(db, "the row", r.held)
+			db.awaitLocks(shards)
+			other.mustRead()
+			db.awaitStandby()
+			leader, term := db.leader(), ask[int64](db, terms)
+			db.put(2_000)
+			next(db, "a row", r.got)
+
+			tx, err := db.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(context.WithoutCancel(t.Context()))
+			for _, sql := range test.lock {
+				if _, err := tx.Exec(t.Context(), sql); err != nil {
+					t.Fatal(err)
+				}
+			}
+			began := time.Now()
+			for time.Since(began) < 2*lease {
+				pause(t.Context(), 20*time.Millisecond)
+				if n := ask[int](db, locks); n != shards {
+					t.Fatalf("%d advisory locks are held after %v", n, ms(time.Since(began)))
+				}
+			}
+			if l := db.leader(); l != leader {
+				t.Errorf("session %d leads, no longer %d", l, leader)
+			}
+			if err := held.Context().Err(); err != nil {
+				t.Errorf("the message ended: %v", context.Cause(held.Context()))
+			}
+			if test.says != "" && !strings.Contains(r.log.String(), test.says) {
+				t.Errorf("nobody says %q", test.says)
+			}
+			if strings.Contains(r.log.String(), "the lock session ended") {
+				t.Error("the lock session was given up")
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			free := time.Now()
+			held.Ack()
+			db.exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'after')")
+			after := next(db, "a row that was written afterwards", r.held)
+			after.Ack()
+			t.Logf("locked for %v; a new row came %v later", ms(free.Sub(began)), ms(time.Since(free)))
+			db.awaitSaved(shards)
+			if now := ask[int64](db, terms); now != term || db.leader() != leader {
+				t.Errorf("there were %d terms, now there are %d", term, now)
+			}
+			if len(other.got)+len(other.held) > 0 {
+				t.Error("the other process got rows")
+			}
+			db.cursorsNeverWentBack()
+		})
+	}
+}
