@@ -100,6 +100,10 @@ func (g *leadership) ensureConsumer(ctx context.Context, s *session, group, topi
 			found, err = g.findConsumer(ctx, s, group, topic)
 		}
 	}
+	if hasCode(err, codeProgramLimit) {
+		return found, permanent(fmt.Errorf("a consumer of this group, %d bytes, and topic, %d bytes: they do not fit into one index entry, "+
+			"which takes about 2,700 bytes: choose a shorter name: %w", len(group), len(topic), err))
+	}
 	if err != nil {
 		return found, fmt.Errorf("consumer of group %q, topic %q: %w", group, topic, err)
 	}

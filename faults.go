@@ -35,6 +35,7 @@ func fatal(err error) bool {
 const (
 	codeInsufficientPrivilege = "42501"
 	codeReadOnly              = "25006"
+	codeProgramLimit          = "54000"
 )
 
 func hasCode(err error, code string) bool {

@@ -33,8 +33,8 @@ func (n names) hint(state string) string {
 	case "42703": // undefined_column
 		return "the table is not an outbox of this version: run Migrate, or choose another name"
 	case "42501": // insufficient_privilege
-		return fmt.Sprintf("the role needs GRANT USAGE ON SCHEMA %s and GRANT INSERT (topic, key, uuid, metadata, payload) ON %s",
-			quoteIdentifier(n.schema), n.quoted(""))
+		return fmt.Sprintf("the role needs GRANT USAGE ON SCHEMA %s and GRANT INSERT (topic, key, uuid, metadata, payload) ON %s, and "+
+			"a policy that lets the rows in where row-level security is on", quoteIdentifier(n.schema), n.quoted(""))
 	case "25P02": // in_failed_sql_transaction
 		return "an earlier statement of this transaction failed: roll back, its error says why"
 	case "25006": // read_only_sql_transaction

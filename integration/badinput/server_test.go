@@ -246,7 +246,7 @@ func oldServer(t *testing.T) (dsn string) {
 				return
 			}
 			serving.Go(func() {
-				defer conn.Close()
+				defer func() { _ = conn.Close() }()
 				if err := serveOld(pgproto3.NewBackend(conn, conn)); err != nil {
 					t.Error(err)
 				}

@@ -1,6 +1,7 @@
 package badinput
 
 import (
+	"crypto/rand"
 	"strings"
 	"testing"
 
@@ -135,7 +136,7 @@ func TestTopicsThatMeanNothingAreRefused(t *testing.T) {
 	}
 }
 
-// Names of tables have limits, names of groups and topics have none that anybody would meet.
+// Names of tables have limits, names of groups and topics have none that anybody would meet. Whoever meets it is told.
 func TestLongNames(t *testing.T) {
 	const most = 63 // bytes of an identifier
 	schema := strings.Repeat("ß", most/2) + "s"
@@ -149,6 +150,13 @@ func TestLongNames(t *testing.T) {
 		t.Errorf("the lock session is called %q", name)
 	}
 	db.log.quiet(t)
+	var endless strings.Builder
+	for endless.Len() < 10_000 {
+		endless.WriteString(rand.Text()) // nothing that the server could compress
+	}
+	for what, err := range db.refusals(db.pool, db.group(endless.String())) {
+		says(t, what, err, "10010 bytes", "choose a shorter name", "54000")
+	}
 	for field, cfg := range map[string]pgoutbox.SubscriberConfig{
 		"Schema": {ConsumerGroup: "group", Schema: schema + "s"},
 		"Table":  {ConsumerGroup: "group", Table: strings.Repeat("ß", most/2) + "s"}, // derived names are longer
