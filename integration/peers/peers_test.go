@@ -1,4 +1,5 @@
 // Package peers shows the facts of the README's comparison with watermill-sql, each of the two in the same situation.
+// One after the other: an open transaction of one test would hold up watermill-sql in the others.
 package peers
 
 import (
@@ -127,7 +128,6 @@ func next(from <-chan *message.Message, within time.Duration) *message.Message {
 
 // TestOpenTransactionOfAnotherDatabase: watermill-sql reads what is older than every open transaction of the server.
 func TestOpenTransactionOfAnotherDatabase(t *testing.T) {
-	t.Parallel()
 	for name, one := range map[string]struct {
 		peer   func(*testing.T) *peer
 		stalls bool
@@ -166,7 +166,6 @@ func TestOpenTransactionOfAnotherDatabase(t *testing.T) {
 
 // TestTransactionWhileAHandlerRuns: watermill-sql waits for the ack within the transaction that read the message.
 func TestTransactionWhileAHandlerRuns(t *testing.T) {
-	t.Parallel()
 	for name, one := range map[string]struct {
 		peer  func(*testing.T) *peer
 		holds bool
@@ -197,7 +196,6 @@ func TestTransactionWhileAHandlerRuns(t *testing.T) {
 
 // TestMessagesInFlight: watermill-sql has one message of a topic out at a time.
 func TestMessagesInFlight(t *testing.T) {
-	t.Parallel()
 	const published = 10
 	for name, one := range map[string]struct {
 		peer     func(*testing.T) *peer
@@ -234,7 +232,6 @@ func TestMessagesInFlight(t *testing.T) {
 
 // TestCloseInTheMiddleOfABatch: watermill-sql's queue deletes the whole batch that it fetched, of which one message was acked.
 func TestCloseInTheMiddleOfABatch(t *testing.T) {
-	t.Parallel()
 	const published = 25
 	queue := func(t *testing.T) *peer {
 		t.Helper()
