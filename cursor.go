@@ -17,6 +17,15 @@ func between(s snapshot) position { return position{batch: &batch{upto: s}, last
 
 func (p position) atEnd() bool { return p.last == batchEnd }
 
+// covers reports whether nothing was numbered between the two: other transactions ended, maybe that of our own last save, but
+// to go on from either comes to the same.
+func (p position) covers(earlier position) bool {
+	if p == earlier {
+		return true
+	}
+	return p.atEnd() && earlier.atEnd() && p.batch.upto.low == earlier.batch.upto.low && p.batch.upto.high == earlier.batch.upto.high
+}
+
 // entry is one row between being fetched and being acked.
 type entry struct {
 	record

@@ -111,7 +111,7 @@ func (sh *shard) save(now time.Time, idle time.Duration) (save, bool) {
 		return save{}, false
 	}
 	at, pending := sh.cursor.state()
-	if !worked && at == sh.savedAt {
+	if !worked && at.covers(sh.savedAt) {
 		return save{}, false
 	}
 	changes := sh.cursor.changes

@@ -401,3 +401,21 @@ func TestShardAccountsForEveryRow(t *testing.T) {
 		}
 	})
 }
+
+func TestIdleShardsAreNotStoredForTheSakeOfOthersTransactions(t *testing.T) {
+	start := time.Now()
+	sh := newTestShard(OrderByKey, 100, 10)
+	from := snapshot{low: 7, high: 7, xmax: 100}
+	sh.cursor = newCursor(between(from))
+	sh.savedAt, sh.savedTime = between(from), start
+	next := snapshot{low: 7, high: 7, xmax: 200}
+	sh.cursor.reach(position{&batch{after: from, upto: next}, batchEnd})
+	if v, ok := sh.save(start.Add(2*time.Hour), time.Hour); ok {
+		t.Fatalf("no id was drawn, and %+v is stored", v)
+	}
+	next.low, next.high = 8, 8
+	sh.cursor.reach(position{&batch{after: from, upto: next}, batchEnd})
+	if _, ok := sh.save(start.Add(4*time.Hour), time.Hour); !ok {
+		t.Fatal("an id was drawn, and nothing is stored")
+	}
+}

@@ -117,7 +117,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	if err != nil && (isPermanent(err) || errors.Is(err, ErrClosed)) {
 		return nil, fmt.Errorf("pgoutbox: subscribe: %w", err)
 	}
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		s.logger.Error("the database is not ready, the subscription begins when it is", err, watermill.LogFields{"topic": topic})
 	}
 	s.mu.Lock()
