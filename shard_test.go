@@ -177,7 +177,7 @@ func TestSaveIsDueAfterWorkAndSeldomWithout(t *testing.T) {
 	if v, ok = sh.save(start.Add(time.Second), time.Hour); ok {
 		t.Fatalf("nothing new, and %+v is stored", v)
 	}
-	b := &batch{after: v.at.batchUpto(sh), upto: snapshot{high: 1 << 40, xmax: 1 << 41}}
+	b := &batch{after: v.at.batchUpto(sh), upto: snapshot{low: 1 << 40, high: 1<<40 + 1, xmax: 1 << 41}}
 	sh.cursor.reach(position{b, batchEnd})
 	if v, ok = sh.save(start.Add(time.Minute), time.Hour); ok {
 		t.Fatalf("an idle shard stores %+v after a minute", v)
