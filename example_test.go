@@ -21,12 +21,13 @@ func ExampleNewSubscriber() {
 		if err != nil {
 			return err
 		}
+		defer func() { _ = sub.Close() }() // a Router that ends with its context leaves it open
 		router, err := message.NewRouter(message.RouterConfig{}, logger)
 		if err != nil {
 			return err
 		}
 		router.AddHandler("relay", pgoutbox.AllTopics, sub, "", pgoutbox.RouteByTopic(pub), message.PassthroughHandler)
-		return router.Run(ctx) // until ctx ends; it closes sub
+		return router.Run(ctx)
 	}
 	_ = relay
 }

@@ -44,6 +44,7 @@ func main() {
 	router := must(message.NewRouter(message.RouterConfig{}, logger))
 	router.AddHandler("relay", pgoutbox.AllTopics, sub, "", pgoutbox.RouteByTopic(pub), message.PassthroughHandler)
 	check(router.Run(ctx))
+	check(sub.Close())
 	check(pub.Close())
 }
 
