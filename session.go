@@ -42,6 +42,14 @@ func (l limits) lockWait() time.Duration {
 	return min(max(l.lease/8, 100*time.Millisecond), time.Second)
 }
 
+// roundTrip is how long the client waits for the answers to so many statements. Behind a table lock each of them may wait as
+// long as it may; giving up sooner would cost the session, and every lead with it, over somebody's migration. Later than
+// the trust would end it is of no use.
+func (l limits) roundTrip(statements int) time.Duration {
+	each := l.statement() + time.Duration(statements)*l.lockWait()
+	return max(l.statement()+l.lockWait(), min(each, l.lease-l.margin()))
+}
+
 // margin is how much earlier than the server the client stops trusting its leadership.
 func (l limits) margin() time.Duration { return max(l.lease/10, 200*time.Millisecond) }
 
@@ -163,7 +171,7 @@ type request struct {
 // each: a pipeline that was sent by half then counts as idle, and one error does not undo its neighbours). An error that
 // only one request met is in its result; roundTrip's own error means that the session is lost.
 func (s *session) roundTrip(ctx context.Context, requests ...request) ([]*pgconn.Result, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.limits.statement()+s.limits.lockWait())
+	ctx, cancel := context.WithTimeout(ctx, s.limits.roundTrip(len(requests)))
 	defer cancel()
 	pipeline := s.conn.PgConn().StartPipeline(ctx)
 	for _, r := range requests {

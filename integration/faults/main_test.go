@@ -155,7 +155,7 @@ func (db *outbox) awaitSaved(shards int) {
 		SELECT NOT EXISTS (SELECT
 			FROM outbox AS o
 			JOIN outbox_cursors AS c ON c.shard = (hashtextextended(o.key COLLATE "C", 0) & 255) % $1
-			WHERE c.pending <> '{}' OR coalesce(c.upto_high, c.after_high) < o.id OR (c.upto_snapshot IS NOT NULL AND c.last_id < o.id))`, shards)
+			WHERE c.pending <> '{}' OR NOT (c.after_high >= o.id OR coalesce(c.upto_high, 0) >= o.id AND c.last_id >= o.id))`, shards)
 }
 
 // cursorsNeverWentBack fails when a stored position, or a term, was ever followed by an earlier one.
@@ -235,6 +235,7 @@ type reader struct {
 	log  *log
 	sub  *pgoutbox.Subscriber
 	held chan *message.Message // rows of the key "hold"
+	slow chan *message.Message // rows of keys that begin with "slow"
 	got  chan *message.Message // acked
 }
 
@@ -265,7 +266,7 @@ func (db *outbox) subscriber(cfg pgoutbox.SubscriberConfig) *reader {
 	if cfg.CloseTimeout == 0 {
 		cfg.CloseTimeout = 100 * time.Millisecond
 	}
-	r := &reader{db: db, log: &log{}, held: make(chan *message.Message, 100), got: make(chan *message.Message, 100_000)}
+	r := &reader{db: db, log: &log{}, held: make(chan *message.Message, 100), slow: make(chan *message.Message, 100), got: make(chan *message.Message, 100_000)}
 	var err error
 	if r.sub, err = pgoutbox.NewSubscriber(db.pool, cfg, r.log); err != nil {
 		db.Fatal(err)
@@ -292,12 +293,15 @@ func (r *reader) read(ctx context.Context) (ended <-chan struct{}, err error) {
 	go func() { // Close, at the end of the test, ends it
 		defer close(done)
 		for msg := range messages {
-			if row, _ := pgoutbox.RowFromContext(msg.Context()); row.Key == "hold" {
+			switch row, _ := pgoutbox.RowFromContext(msg.Context()); {
+			case row.Key == "hold":
 				r.held <- msg
-				continue
+			case strings.HasPrefix(row.Key, "slow"):
+				r.slow <- msg
+			default:
+				r.got <- msg
+				msg.Ack()
 			}
-			r.got <- msg
-			msg.Ack()
 		}
 	}()
 	return done, nil
