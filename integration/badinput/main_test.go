@@ -198,7 +198,7 @@ func (db *outbox) refusals(pool *pgxpool.Pool, cfg pgoutbox.SubscriberConfig) ma
 	if err != nil {
 		db.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(db.Context(), patience)
+	ctx, cancel := context.WithTimeout(db.Context(), patience/4) // what is not refused goes on until then
 	defer cancel()
 	_, subscribed := sub.Subscribe(ctx, "t")
 	return map[string]error{
