@@ -35,17 +35,8 @@ func TestSilentClientLosesItsLocks(t *testing.T) {
 		{"in the middle of a poll's first message", false, func() Filter {
 			return func(m Message) ([]byte, bool) { return m[:len(m)/2], true }
 		}},
-		{"after a poll's first statement", false, func() Filter { return after('S', 1) }},
-		{"in the middle of a poll's second statement", false, func() Filter {
-			synced := false
-			return func(m Message) ([]byte, bool) {
-				if synced {
-					return m[:len(m)/2], true
-				}
-				synced = m.Type() == 'S'
-				return m, false
-			}
-		}},
+		{"after a poll's first statement", false, func() Filter { return inPoll(statement, 0) }},
+		{"in the middle of a poll's second statement", false, func() Filter { return inPoll(statement, 1) }},
 		{"between the messages of a poll's first statement", true, func() Filter { return after('B', 1) }},
 		{"between the messages of a poll's third statement", true, func() Filter { return after('B', 3) }},
 		{"before the end of a poll's first statement", true, func() Filter { return after('E', 1) }},
@@ -82,6 +73,7 @@ func TestSilentClientLosesItsLocks(t *testing.T) {
 				send, hold := cut(m)
 				if hold {
 					p.Silence(ToServer) // also what connects now
+					p.Silence(ToClient) // what the server says about it
 					silent <- time.Now()
 				}
 				return send, hold
@@ -103,13 +95,30 @@ func TestSilentClientLosesItsLocks(t *testing.T) {
 			if !errors.Is(context.Cause(held.Context()), pgoutbox.ErrLeadershipLost) {
 				t.Errorf("the message ended with %v", context.Cause(held.Context()))
 			}
-			if distrusted > free && !c.torn {
+			if distrusted > free+slack/4 && !c.torn { // what is emitted asks the clock, not the context, which a busy machine ends late
 				t.Error("the client trusted its lead when the locks were free")
 			}
 			if free > lease+statementTimeout+slack {
 				t.Errorf("the locks were free after %v", free)
 			}
 		})
+	}
+}
+
+// statement is how many messages a prepared statement takes: Bind, Describe, Execute and a Sync of its own.
+const statement = 4
+
+// inPoll passes so many messages of a poll, half of the next one if there is to be one, and holds the rest.
+func inPoll(whole, half int) Filter {
+	n := 0
+	return func(m Message) ([]byte, bool) {
+		if n == 0 && (m.Type() != 'B' || !bytes.HasPrefix(m.Body(), []byte("\x00pgoutbox_1\x00"))) {
+			return m, false
+		}
+		if n++; n > whole {
+			return m[:len(m)/2], true
+		}
+		return m, n == whole && half == 0
 	}
 }
 
@@ -140,7 +149,7 @@ func TestSilentServerIsNotTrusted(t *testing.T) {
 	next(db, "the message ends", held.Context().Done())
 	distrusted := time.Since(began)
 	t.Logf("the client stopped trusting its lead after %v", ms(distrusted))
-	if distrusted > lease {
+	if distrusted > lease+slack/4 {
 		t.Errorf("the client trusted a silent server for %v", distrusted)
 	}
 	if !errors.Is(context.Cause(held.Context()), pgoutbox.ErrLeadershipLost) {
