@@ -101,6 +101,7 @@ func closeUnacked(t *testing.T, ob *outbox, reads, acks bool, breakIt func() (me
 		t.Error("Close has returned, and the channel is open")
 	}
 	mend()
+	ob.pool.Reset() // the connections it had may have died with the server
 	r.mustHaveNoGoroutines(t, 20*time.Second)
 	ob.mustBeClean(t)
 }

@@ -30,10 +30,20 @@ func TestSilentClientLosesItsLocks(t *testing.T) {
 		cut  func() Filter
 	}{
 		{"between two polls", false, func() Filter {
-			return func(Message) ([]byte, bool) { return nil, true }
+			return func(m Message) ([]byte, bool) {
+				if beginsPoll(m) {
+					return nil, true
+				}
+				return m, false
+			}
 		}},
 		{"in the middle of a poll's first message", false, func() Filter {
-			return func(m Message) ([]byte, bool) { return m[:len(m)/2], true }
+			return func(m Message) ([]byte, bool) {
+				if beginsPoll(m) {
+					return m[:len(m)/2], true
+				}
+				return m, false
+			}
 		}},
 		{"after a poll's first statement", false, func() Filter { return inPoll(statement, 0) }},
 		{"in the middle of a poll's second statement", false, func() Filter { return inPoll(statement, 1) }},
@@ -108,11 +118,16 @@ func TestSilentClientLosesItsLocks(t *testing.T) {
 // statement is how many messages a prepared statement takes: Bind, Describe, Execute and a Sync of its own.
 const statement = 4
 
+// beginsPoll reports whether it is the first message of a poll: the filter may be set in the middle of one.
+func beginsPoll(m Message) bool {
+	return m.Type() == 'B' && bytes.HasPrefix(m.Body(), []byte("\x00pgoutbox_1\x00"))
+}
+
 // inPoll passes so many messages of a poll, half of the next one if there is to be one, and holds the rest.
 func inPoll(whole, half int) Filter {
 	n := 0
 	return func(m Message) ([]byte, bool) {
-		if n == 0 && (m.Type() != 'B' || !bytes.HasPrefix(m.Body(), []byte("\x00pgoutbox_1\x00"))) {
+		if n == 0 && !beginsPoll(m) {
 			return m, false
 		}
 		if n++; n > whole {
