@@ -46,6 +46,7 @@ var pageSettings = strings.Join([]string{
 	"SELECT set_config('row_security', 'off', true)",
 	"set_config('statement_timeout', '" + strconv.FormatInt(fetchTimeout.Milliseconds(), 10) + "', true)",
 	"set_config('lock_timeout', '1000', true)",
+	"set_config('client_encoding', 'UTF8', true)", // texts arrive as the bytes they are, whatever the pool asks for
 	"set_config('enable_seqscan', 'off', true)",
 	"set_config('enable_bitmapscan', 'off', true)",
 	"set_config('enable_hashjoin', 'off', true)", // late rows are looked up one by one, or the join walks over the history
