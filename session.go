@@ -102,7 +102,7 @@ func (s *session) settings() []setting {
 		{name: "default_transaction_deferrable", value: "off"},
 		{name: "row_security", value: "off"}, // an error instead of rows that silently are not there
 		{name: "client_encoding", value: "UTF8"},
-		{name: "array_nulls", value: "on"},   // or a position with a NULL in it could not be stored
+		{name: "array_nulls", value: "on"}, // or a position with a NULL in it could not be stored
 		{name: "synchronous_commit", value: "off"},
 		{name: "client_connection_check_interval", value: ms(max(l.keepAlive(), time.Second)), optional: true},
 		{name: "transaction_timeout", value: ms(l.statement() + l.lease), optional: true}, // PostgreSQL 17

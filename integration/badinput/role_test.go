@@ -49,6 +49,7 @@ func TestSettingsOfARoleChangeNothing(t *testing.T) {
 		{name: "strings of another standard", settings: map[string]string{
 			"standard_conforming_strings": "off", "backslash_quote": "on", "escape_string_warning": "off",
 		}},
+		{name: "a reader of another encoding", settings: map[string]string{"client_encoding": "LATIN1"}, readOnly: true},
 		{name: "no NULL in arrays", settings: map[string]string{"array_nulls": "off"}},
 		{name: "NULL equals NULL", settings: map[string]string{"transform_null_equals": "on"}},
 		{name: "no plans by index", settings: map[string]string{
