@@ -50,7 +50,7 @@ func readBody(from io.Reader, m Message, at int) (Message, error) {
 // With returns the message with another body.
 func (m Message) With(body []byte) Message {
 	out := append(Message{m[0]}, 0, 0, 0, 0)
-	binary.BigEndian.PutUint32(out[1:], uint32(len(body)+header-1)) //nolint:gosec // far below maxMessage
+	binary.BigEndian.PutUint32(out[1:], uint32(len(body)+header-1))
 	return append(out, body...)
 }
 

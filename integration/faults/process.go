@@ -49,7 +49,7 @@ func Start(role Role, into *Journal) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{command: exec.Command(self), said: &said{}} //nolint:noctx // Kill ends it
+	p := &Process{command: exec.Command(self), said: &said{}}
 	p.command.Env = append(os.Environ(), roleVariable+"="+string(text))
 	p.command.Stderr = p.said
 	if p.stdin, err = p.command.StdinPipe(); err != nil {

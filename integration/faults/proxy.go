@@ -15,6 +15,7 @@ import (
 // Direction is one of the two that bytes travel in.
 type Direction int
 
+// The directions.
 const (
 	ToServer Direction = iota // from the client
 	ToClient                  // from the server
@@ -56,7 +57,7 @@ func NewProxy(dsn string) (*Proxy, error) {
 	for i := range p.lines {
 		p.lines[i].passed = make(chan struct{})
 	}
-	if p.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil { //nolint:noctx // it returns at once
+	if p.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	p.ctx, p.end = context.WithCancel(context.Background())
@@ -66,7 +67,7 @@ func NewProxy(dsn string) (*Proxy, error) {
 
 // Port is where the proxy listens on 127.0.0.1.
 func (p *Proxy) Port() uint16 {
-	return uint16(p.listener.Addr().(*net.TCPAddr).Port) //nolint:gosec,forcetypeassert // a port of a TCP listener
+	return uint16(p.listener.Addr().(*net.TCPAddr).Port)
 }
 
 // Set lets a filter see every message of a direction from now on.
