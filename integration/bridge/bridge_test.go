@@ -250,6 +250,9 @@ func TestRunEndsAfterItsCalls(t *testing.T) {
 	release := make(chan struct{})
 	first.accept = func(c call) (int, error) {
 		next(t, "the release", release)
+		if err := c.msgs[0].Context().Err(); err != nil {
+			t.Errorf("a call that is given time to finish has lost its context: %v", err)
+		}
 		return len(c.rows), nil
 	}
 	cfg := config()
@@ -291,8 +294,12 @@ func TestCloseTimeoutEndsTheContextsOfCalls(t *testing.T) {
 	rows := db.put(1, 2)
 	slow := newBroker(db)
 	slow.accept = func(c call) (int, error) {
-		next(t, "the context ends", c.msgs[0].Context().Done())
-		return 0, c.msgs[0].Context().Err()
+		ctx := c.msgs[0].Context()
+		next(t, "the context ends", ctx.Done())
+		if cause := context.Cause(ctx); !errors.Is(cause, pgoutbox.ErrClosed) {
+			t.Errorf("the context ended with %v", cause)
+		}
+		return 0, ctx.Err()
 	}
 	cfg := config()
 	cfg.CloseTimeout = 50 * time.Millisecond
@@ -306,6 +313,33 @@ func TestCloseTimeoutEndsTheContextsOfCalls(t *testing.T) {
 	b := newBroker(db)
 	db.start(b, cfg)
 	b.once(rows...)
+}
+
+// A Publisher that never returns, whatever its messages' contexts say, does not keep Run; its rows come again.
+func TestPublisherThatHangsDoesNotKeepRun(t *testing.T) {
+	t.Parallel()
+	db := newOutbox(t)
+	rows := db.put(3, 2)
+	hung := newBroker(db)
+	release := make(chan struct{})
+	hung.accept = func(call) (int, error) {
+		<-release
+		return 0, errDown
+	}
+	cfg := config()
+	cfg.CloseTimeout = 50 * time.Millisecond
+	r := db.start(hung, cfg)
+	hung.wait("three calls", func() bool { return hung.running == 3 })
+	stopped := time.Now()
+	r.end()
+	if took := time.Since(stopped); took > cfg.CloseTimeout+2*time.Second {
+		t.Errorf("Run took %v to end", took)
+	}
+	b := newBroker(db)
+	db.start(b, cfg)
+	b.once(rows...)
+	close(release)
+	hung.wait("the calls return at last", func() bool { return hung.running == 0 })
 }
 
 // What a Publisher does to a message is not there when the row is published again; the row's identity is.
@@ -380,7 +414,9 @@ func TestSecondRunIsRefused(t *testing.T) {
 	rows := db.put(1, 1)
 	r := db.start(b, config())
 	b.once(rows...)
-	if err := r.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "running already") {
+	second, cancelSecond := context.WithTimeout(t.Context(), patience/8) // ends it if it is not refused
+	defer cancelSecond()
+	if err := r.Run(second); err == nil || !strings.Contains(err.Error(), "running already") {
 		t.Errorf("a second Run returned %v", err)
 	}
 	r.end()
@@ -426,8 +462,9 @@ func TestBrokerThatIsDownIsNotHammered(t *testing.T) {
 	b.once(rows...)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// Two calls of each lane before it waits at all, then at 100 ms, 200 ms, 400 ms, 800 ms, with jitter.
-	if most := lanes * 8; down > most {
+	// Each lane waits before a run of rows: not at all twice, then for 100, 200, 400 and 800 ms, with jitter. A run makes a call
+	// for each of the topics.
+	if most := lanes * 8 * 3; down > most {
 		t.Errorf("%d calls in %v by %d lanes, want at most %d", down, outage, lanes, most)
 	}
 	t.Logf("%d calls while the broker was down", down)

@@ -48,12 +48,12 @@ func (db *outbox) exec(sql string, args ...any) {
 	}
 }
 
-// put inserts rows "key/1" to "key/n" for each key, the keys side by side, over three topics.
+// put inserts rows "key/1" to "key/n" for each key, the keys side by side; a key changes its topic every four rows.
 func (db *outbox) put(keys, n int) (uuids []string) {
 	db.Helper()
 	db.exec(`
 		INSERT INTO outbox (topic, key, uuid)
-		SELECT 'topic ' || (i * 7 + k) % 3, 'key ' || k, 'key ' || k || '/' || i
+		SELECT 'topic ' || (i / 4 + k) % 3, 'key ' || k, 'key ' || k || '/' || i
 		FROM generate_series(1, $2::int) AS i, generate_series(1, $1::int) AS k
 		ORDER BY i, k`, keys, n)
 	for i := range n {

@@ -339,8 +339,11 @@ func TestFailedWorkIsLoggedAndStartedAgain(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
 	terms := make(chan int64, 100)
-	r := db.lead(pgoutbox.LeaderConfig{Shards: 1}, func(_ context.Context, l pgoutbox.Lead) error {
-		terms <- l.Term
+	r := db.lead(pgoutbox.LeaderConfig{Shards: 1}, func(ctx context.Context, l pgoutbox.Lead) error {
+		select {
+		case terms <- l.Term:
+		case <-ctx.Done():
+		}
 		if l.Term < 3 {
 			return errors.New("the work is not done")
 		}

@@ -157,8 +157,11 @@ func next[T any](t *testing.T, what string, from <-chan T) (v T) {
 // untilEnd is work that lasts as long as the lead does. It announces itself.
 func untilEnd(leads chan<- led) work {
 	return func(ctx context.Context, l pgoutbox.Lead) error {
-		leads <- led{l, ctx}
-		<-ctx.Done()
+		select {
+		case leads <- led{l, ctx}:
+			<-ctx.Done()
+		case <-ctx.Done():
+		}
 		return nil
 	}
 }

@@ -32,50 +32,42 @@ func TestPagesOutliveARewriteWhateverTheRolesDefault(t *testing.T) {
 
 func rewriteUnderPages(db *outbox, level, alter string) {
 	pool, name := db.newPool(setting("default_transaction_isolation", level))
-	r := db.receive(pool, inOrder(), nil)
-	r.settle()
+	rows := numbered("row", 1500)
+	db.put(db.pool, rows...)
+	cfg := inOrder()
+	cfg.Window = 1000 // a first page, and the second when some of it is acked
+	release := make(chan struct{})
+	r := db.receive(pool, cfg, func(delivery) bool {
+		<-release
+		return true
+	})
+	r.until(rows[0])
+	altering := db.begin()
+	db.execOn(altering, alter)
 
-	writer := db.begin()
-	db.put(writer, numbered("row", 20)...)
-	other := pgserver.Pool(db.T, db.dsn, setting("application_name", "alter"))
-	altering, err := other.Begin(db.Context())
-	if err != nil {
-		db.Fatal(err)
-	}
-	defer func() { _ = altering.Rollback(context.WithoutCancel(db.Context())) }()
-	altered := make(chan error, 1)
-	go func() {
-		_, err := altering.Exec(db.Context(), alter)
-		altered <- err
-	}()
-	db.blocked("alter", 1)
 	twin := pgserver.Pool(db.T, db.dsn, setting("application_name", "twin"), setting("default_transaction_isolation", level))
 	old, err := twin.Begin(db.Context())
 	if err != nil {
 		db.Fatal(err)
 	}
 	defer func() { _ = old.Rollback(context.WithoutCancel(db.Context())) }()
-	db.commit(writer) // its rows are visible from here on, and the ALTER has the lock
-
+	db.execOn(old, "SELECT 1") // whatever a page does before it reads
 	var twinSaw int
 	var reading sync.WaitGroup
-	db.execOn(old, "SELECT pg_current_snapshot()") // what any statement before the page does
 	reading.Go(func() {
 		if err := old.QueryRow(db.Context(), "SELECT count(*) FROM outbox").Scan(&twinSaw); err != nil {
 			db.Error(err)
 		}
 	})
-	if err := <-altered; err != nil {
-		db.Fatal(err)
-	}
 	db.blocked("twin", 1)
-	db.blocked(name, 1) // a page
+	close(release)
+	db.blocked(name, 1) // the second page
 	db.commit(altering)
 	reading.Wait()
 	if twinSaw != 0 {
 		db.Errorf("the trap is none: the twin saw %d rows", twinSaw)
 	}
-	r.exactly(numbered("row", 20)...)
+	r.exactly(rows...)
 }
 
 // blocked waits until sessions of that name wait for a lock.
@@ -153,23 +145,20 @@ func TestLatestKeepsTheCreatorsOwnOpenTransaction(t *testing.T) {
 func TestTakeOverNeedsATickOfItsOwn(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
-	cfg := inOrder()
-	first := db.receive(db.pool, cfg, nil)
+	first := db.receive(db.pool, inOrder(), nil)
 	first.settle()
-	standby := cfg
-	standby.Lease = time.Minute // so that its tick is up to 15 s old
-	second := db.receive(db.pool, standby, nil)
-	db.eventually("two lock sessions are there", "SELECT count(*) = 2 FROM pg_stat_activity WHERE "+session)
-	db.eventually("the second has ticked", `
-		SELECT count(*) = 2 FROM pg_stat_activity
-		WHERE `+session+" AND (query LIKE '%pg_try_advisory_lock%' OR query LIKE '%last_value%' OR query LIKE '%max(id)%')")
-	for round := range 5 {
-		rows := numbered(fmt.Sprintf("round %d row", round), 10)
-		for _, row := range rows {
-			db.put(db.pool, row)
-		}
-		first.until(rows...)
-	}
+	leader := db.ask("SELECT pid FROM pg_stat_activity WHERE " + session)
+	cfg := inOrder()
+	cfg.Lease = 20 * time.Second // whoever stands by ticks every 5 s
+	second := db.receive(db.pool, cfg, nil)
+	const standby = "SELECT bool_or(query LIKE $2) FROM pg_stat_activity WHERE pid <> $1::text::int AND " + session
+	db.eventually("the second tries for the lock", standby, leader, "%pg_try_advisory_lock%")
+	db.eventually("the second ticks", standby, leader, "%last_value%")
+	rows := numbered("row", 50)
+	db.put(db.pool, rows[:25]...)
+	first.until(rows[:25]...)
+	db.put(db.pool, rows[25:]...)
+	first.until(rows...)
 	first.close()
 	second.exactly()
 }
