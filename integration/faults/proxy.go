@@ -67,7 +67,7 @@ func NewProxy(dsn string) (*Proxy, error) {
 
 // Port is where the proxy listens on 127.0.0.1.
 func (p *Proxy) Port() uint16 {
-	return uint16(p.listener.Addr().(*net.TCPAddr).Port)
+	return uint16(p.listener.Addr().(*net.TCPAddr).Port) //nolint:forcetypeassert // a TCP listener has a TCP address
 }
 
 // Set lets a filter see every message of a direction from now on.
