@@ -93,7 +93,7 @@ func TestForeignServerIsNotLed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sub.Close()
+	defer func() { _ = sub.Close() }()
 	bridge, err := pgoutbox.NewPublisherBridge(db.pool, nobody{t}, pgoutbox.BridgeConfig{ConsumerGroup: "bridge"}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -216,7 +216,7 @@ func TestStaleTermCannotMoveACursor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sub.Close()
+	defer func() { _ = sub.Close() }()
 	messages, err := sub.Subscribe(context.WithoutCancel(t.Context()), "t")
 	if err != nil {
 		t.Fatal(err)
@@ -254,7 +254,7 @@ func TestMessageOfAStaleTermEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sub.Close()
+	defer func() { _ = sub.Close() }()
 	messages, err := sub.Subscribe(context.WithoutCancel(t.Context()), "t")
 	if err != nil {
 		t.Fatal(err)

@@ -193,7 +193,7 @@ func TestSequenceThatCachesIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sub.Close()
+	defer func() { _ = sub.Close() }()
 	_, subscribed := sub.Subscribe(t.Context(), "t")
 	bridge, err := pgoutbox.NewPublisherBridge(db.pool, nobody{t}, pgoutbox.BridgeConfig{ConsumerGroup: "bridge"}, nil)
 	if err != nil {
