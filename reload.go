@@ -120,7 +120,7 @@ func (r *reader) loaded(w wanted, again *entry) {
 	}
 	if !e.loaded && again.loaded { // its turn came, and with it a second read, when the row before it was found deleted
 		e.loaded, e.payload = true, again.payload
-		w.shard.held++
+		w.shard.hold(e)
 	}
 	if e.size > inlineLimit {
 		w.shard.heavy -= e.size

@@ -9,14 +9,15 @@ import (
 type shard struct {
 	*lead
 
-	reader   *reader
-	cursor   *cursor
-	queue    *queue
-	out      int  // rows given to workers and not settled
-	heavy    int  // bytes of large payloads in memory or out
-	held     int  // rows queued with their payload in memory
-	runnable bool // listed in reader.runnable
-	gone     bool // lost or given back: nothing it does counts any more
+	reader    *reader
+	cursor    *cursor
+	queue     *queue
+	out       int  // rows given to workers and not settled
+	heavy     int  // bytes of large payloads in memory or out
+	heldBytes int  // of the payloads that held counts
+	held      int  // rows queued with their payload in memory
+	runnable  bool // listed in reader.runnable
+	gone      bool // lost or given back: nothing it does counts any more
 
 	context context.Context // parent of the messages' contexts
 	cancel  context.CancelCauseFunc
@@ -35,16 +36,26 @@ type flight struct {
 	record
 }
 
-// holdMost bounds the rows of a shard that wait with their payload in memory; of those behind only the ids are kept.
-const holdMost = 2 * pageRows
+// hold counts a row that waits with its payload in memory.
+func (sh *shard) hold(e *entry) {
+	sh.held++
+	sh.heldBytes += len(e.payload)
+}
+
+// The rows of a shard that wait with their payload in memory are bounded in number, and all shards together in bytes; of those
+// behind only the ids are kept.
+const (
+	holdMost  = 2 * pageRows
+	holdBytes = 32 << 20
+)
 
 // enqueue takes over the next row in emission order.
 func (sh *shard) enqueue(e *entry) {
 	if e.loaded {
-		if sh.held >= holdMost {
+		if sh.held >= holdMost || sh.heldBytes >= holdBytes/max(1, len(sh.reader.shards)) {
 			e.loaded, e.payload = false, nil
 		} else {
-			sh.held++
+			sh.hold(e)
 		}
 	}
 	sh.queue.push(e)
@@ -82,6 +93,7 @@ func (sh *shard) send(e, prev *entry) *flight {
 	sh.cursor.emit(e)
 	sh.out++
 	sh.held--
+	sh.heldBytes -= len(e.payload)
 	e.attempt++
 	f := &flight{shard: sh, entry: e, prev: prev, record: e.record}
 	e.loaded, e.payload = false, nil

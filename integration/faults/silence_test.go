@@ -76,6 +76,8 @@ func TestSilentClientLosesItsLocks(t *testing.T) {
 			stop := db.write() // so that there is always something to save
 			defer stop()
 			next(db, "rows", r.got)
+			// The first save also prepares its statement; a cut in it would be one between the messages of a statement.
+			db.eventually("a position is stored", "SELECT EXISTS (SELECT FROM outbox_cursors WHERE pending <> '{}')")
 
 			silent := make(chan time.Time, 1)
 			cut := c.cut()
