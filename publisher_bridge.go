@@ -218,7 +218,7 @@ func (l *lanes) prepare(f *flight) (call, error) {
 	if err != nil {
 		return call{}, err
 	}
-	ctx, cancel := context.WithCancel(&rowContext{Context: f.shard.context, row: row, xid: f.xid})
+	ctx, cancel := f.context()
 	msg.SetContext(ctx)
 	return call{flight: f, topic: topic, msg: msg, cancel: cancel}, nil
 }

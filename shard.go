@@ -108,6 +108,13 @@ func (f *flight) row() Row {
 	}
 }
 
+// context is the one of the flight's message. Ended by cancel, it has the cause of the shard's own end if there is one: that end
+// wakes whoever waits for the message before it reaches the contexts below.
+func (f *flight) context() (ctx context.Context, cancel context.CancelFunc) {
+	ctx, end := context.WithCancelCause(&rowContext{Context: f.shard.context, row: f.row(), xid: f.xid})
+	return ctx, func() { end(context.Cause(f.shard.context)) }
+}
+
 // room is how many more rows the shard may have fetched and not acked.
 func (sh *shard) room() int { return sh.reader.window - sh.cursor.unacked }
 

@@ -1,9 +1,12 @@
 package pgoutbox
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -417,5 +420,28 @@ func TestIdleShardsAreNotStoredForTheSakeOfOthersTransactions(t *testing.T) {
 	sh.cursor.reach(position{&batch{after: from, upto: next}, batchEnd})
 	if _, ok := sh.save(start.Add(4*time.Hour), time.Hour); !ok {
 		t.Fatal("an id was drawn, and nothing is stored")
+	}
+}
+
+// Whoever waits for a message wakes when the shard's context ends, and ends the message's context, maybe before that end reaches it.
+func TestMessageContextEndsWithTheCauseOfTheShard(t *testing.T) {
+	for range 300 {
+		sh := newTestShard(OrderByKey, 10, 10)
+		sh.context, sh.cancel = context.WithCancelCause(t.Context())
+		for range 200 { // messages that the end reaches as well, one after the other
+			_, cancel := (&flight{shard: sh, entry: &entry{}}).context()
+			defer cancel()
+		}
+		ctx, cancel := (&flight{shard: sh, entry: &entry{}}).context()
+		var waiter sync.WaitGroup
+		waiter.Go(func() {
+			<-sh.context.Done()
+			cancel()
+		})
+		sh.cancel(ErrLeadershipLost)
+		waiter.Wait()
+		if cause := context.Cause(ctx); !errors.Is(cause, ErrLeadershipLost) {
+			t.Fatalf("the message ended with %v", cause)
+		}
 	}
 }

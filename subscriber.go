@@ -274,7 +274,7 @@ func deliver(r *reader, f *flight, out chan<- *message.Message, logger watermill
 		r.failed(f, r.backOff(f.entry.attempt))
 		return
 	}
-	ctx, cancel := context.WithCancel(&rowContext{Context: f.shard.context, row: f.row(), xid: f.xid})
+	ctx, cancel := f.context()
 	defer cancel()
 	msg.SetContext(ctx)
 	if !f.shard.trusted() { // a process that was paused must find out here, not after the message is gone
