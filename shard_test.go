@@ -428,7 +428,7 @@ func TestMessageContextEndsWithTheCauseOfTheShard(t *testing.T) {
 	for range 300 {
 		sh := newTestShard(OrderByKey, 10, 10)
 		sh.context, sh.cancel = context.WithCancelCause(t.Context()) //nolint:fatcontext // of a shard of its own
-		for range 200 { // messages that the end reaches as well, one after the other
+		for range 200 {                                              // messages that the end reaches as well, one after the other
 			_, cancel := (&flight{shard: sh, entry: &entry{}}).context()
 			defer cancel()
 		}
