@@ -69,17 +69,14 @@ func (f *feed) await(ctx context.Context, c consumer) (consumer, bool) {
 			return c, false
 		}
 		f.logger.Error("the consumer is not ready, it is tried again", err, nil)
-		f.leadership.pause(ctx, jitter(max(f.retry, time.Second)))
+		pause(ctx, jitter(max(f.retry, time.Second)))
 	}
 	return c, ctx.Err() == nil
 }
 
 // finish waits until nothing is out, for no longer than CloseTimeout after the close began.
 func (f *feed) finish(ctx context.Context, r *reader) {
-	select {
-	case <-f.close:
-	case <-ctx.Done():
-	}
+	f.awaitClose(ctx)
 	timer := time.NewTimer(f.closeTimeout)
 	defer timer.Stop()
 	select {

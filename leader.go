@@ -116,7 +116,7 @@ func newLeadership(cfg leadershipConfig) *leadership {
 
 // run keeps a session until ctx ends. It survives every error of the database.
 func (g *leadership) run(ctx context.Context) {
-	pause := g.retry
+	wait := g.retry
 	for {
 		opened := time.Now()
 		err := g.hold(ctx)
@@ -128,10 +128,10 @@ func (g *leadership) run(ctx context.Context) {
 		g.failTasks(err, true)
 		g.reportFailed("the lock session ended, a new one is opened", err)
 		if time.Since(opened) > g.limits.lease {
-			pause = g.retry
+			wait = g.retry
 		}
-		g.pause(ctx, jitter(pause))
-		pause = min(2*pause, max(g.retry, 2*time.Second))
+		pause(ctx, jitter(wait))
+		wait = min(2*wait, max(g.retry, 2*time.Second))
 	}
 }
 
@@ -139,7 +139,8 @@ func jitter(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64()))
 }
 
-func (g *leadership) pause(ctx context.Context, d time.Duration) {
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -115,7 +115,7 @@ func (l *Leader) work(ctx context.Context, g *leadership, c consumer, shard int,
 			l.logger.Error("a lock was left to the end of the session", err, watermill.LogFields{"shard": shard})
 		}
 		cancel()
-		g.pause(ctx, jitter(l.retry))
+		pause(ctx, jitter(l.retry))
 	}
 }
 

@@ -112,7 +112,7 @@ func (r *reader) poke() {
 
 // run reads until ctx ends. It survives every error of the database.
 func (r *reader) run(ctx context.Context) {
-	var pause time.Duration
+	var wait time.Duration
 	for ctx.Err() == nil {
 		worked, err := r.round(ctx)
 		switch {
@@ -120,12 +120,12 @@ func (r *reader) run(ctx context.Context) {
 			return
 		case err != nil:
 			r.report.failed("reading was interrupted, it is tried again", err, nil)
-			pause = min(max(2*pause, 50*time.Millisecond), time.Second)
-			r.sleep(ctx, pause)
+			wait = min(max(2*wait, 50*time.Millisecond), time.Second)
+			pause(ctx, wait)
 		case worked:
-			pause = 0
+			wait = 0
 		default:
-			pause = 0
+			wait = 0
 			r.rest(ctx)
 		}
 	}
@@ -137,15 +137,6 @@ func (r *reader) rest(ctx context.Context) {
 	defer timer.Stop()
 	select {
 	case <-r.wakeup:
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
-
-func (r *reader) sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
