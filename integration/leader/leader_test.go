@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
@@ -48,13 +49,13 @@ func TestOneCallAShardAtATimeAndTermsAscend(t *testing.T) {
 	}
 	one := db.lead(pgoutbox.LeaderConfig{Shards: shards}, turn)
 	other := db.lead(pgoutbox.LeaderConfig{Shards: shards}, turn)
-	next(t, "many calls", enough)
-	one.stop()
-	other.stop()
-	one.end()
-	other.end()
-	db.noLocks()
-	if terms := db.ask("SELECT sum(term)::bigint FROM outbox_cursors"); terms == "0" {
+	outboxtest.Next(t, "many calls", enough)
+	one.Stop()
+	other.Stop()
+	one.Ended()
+	other.Ended()
+	db.MustBeClean()
+	if terms := db.Text("SELECT sum(term)::bigint FROM outbox_cursors"); terms == "0" {
 		t.Error("no term was counted")
 	}
 }
@@ -68,16 +69,16 @@ func TestOneSessionHoldsEveryShard(t *testing.T) {
 	db.lead(pgoutbox.LeaderConfig{Shards: shards}, untilEnd(leads))
 	seen := map[int]bool{}
 	for range shards {
-		l := next(t, "a lead", leads)
+		l := outboxtest.Next(t, "a lead", leads)
 		if seen[l.Shard] || l.Term != 1 {
 			t.Errorf("shard %d is led twice, in term %d now", l.Shard, l.Term)
 		}
 		seen[l.Shard] = true
 	}
-	if n := db.ask("SELECT count(*) FROM pg_stat_activity WHERE " + session); n != "1" {
+	if n := db.Text("SELECT count(*) FROM pg_stat_activity WHERE " + outboxtest.IsLockSession); n != "1" {
 		t.Errorf("%s sessions", n)
 	}
-	if n := db.ask("SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND " + session); n != "256" {
+	if n := db.Text("SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND " + outboxtest.IsLockSession); n != "256" {
 		t.Errorf("%s locks", n)
 	}
 }
@@ -86,15 +87,15 @@ func TestOneSessionHoldsEveryShard(t *testing.T) {
 func TestLostSessionEndsTheLead(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
-	db.exec("CREATE TABLE effects (term bigint)")
+	db.Exec("CREATE TABLE effects (term bigint)")
 	first, second := make(chan led, 8), make(chan led, 8)
 	db.lead(pgoutbox.LeaderConfig{Shards: 2, RetryInterval: time.Minute}, untilEnd(first)) // it will not be the one to take over
-	old := []led{next(t, "a lead", first), next(t, "a lead", first)}
+	old := []led{outboxtest.Next(t, "a lead", first), outboxtest.Next(t, "a lead", first)}
 	db.lead(pgoutbox.LeaderConfig{Shards: 2}, untilEnd(second))
-	db.eventually("the other one stands by", "SELECT count(*) = 2 FROM pg_stat_activity WHERE "+session)
+	db.Eventually("the other one stands by", "SELECT count(*) = 2 FROM pg_stat_activity WHERE "+outboxtest.IsLockSession)
 
 	ended := time.Now()
-	db.exec("SELECT pg_terminate_backend(l.pid) FROM pg_locks AS l WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
+	db.Exec("SELECT pg_terminate_backend(l.pid) FROM pg_locks AS l WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
 	for _, l := range old {
 		if cause := l.cause(t); !isLost(cause) {
 			t.Errorf("the context of shard %d ended with %v", l.Shard, cause)
@@ -104,7 +105,7 @@ func TestLostSessionEndsTheLead(t *testing.T) {
 		t.Errorf("the end of the session was noticed after %v", took)
 	}
 	for range old {
-		l := next(t, "the other one leads", second)
+		l := outboxtest.Next(t, "the other one leads", second)
 		if l.Term != 2 {
 			t.Errorf("shard %d is led in term %d", l.Shard, l.Term)
 		}
@@ -120,7 +121,7 @@ func TestLostSessionEndsTheLead(t *testing.T) {
 			t.Errorf("Query of a lost lead returned %v", err)
 		}
 	}
-	if terms := db.ask("SELECT string_agg(term::text, ' ') FROM effects"); terms != "2 2" {
+	if terms := db.Text("SELECT string_agg(term::text, ' ') FROM effects"); terms != "2 2" {
 		t.Errorf("effects of terms %s", terms)
 	}
 }
@@ -132,14 +133,14 @@ func TestLeaderComesBack(t *testing.T) {
 	leads := make(chan led, 8)
 	db.lead(pgoutbox.LeaderConfig{Shards: 1}, untilEnd(leads))
 	for term := int64(1); term <= 4; term++ {
-		l := next(t, "a lead", leads)
+		l := outboxtest.Next(t, "a lead", leads)
 		if l.Term < term {
 			t.Errorf("term %d, want %d or higher", l.Term, term)
 		}
 		if v, err := l.value("SELECT 42"); v != "42" || err != nil {
 			t.Errorf("%s, %v", v, err)
 		}
-		db.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " + session)
+		db.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " + outboxtest.IsLockSession)
 		if cause := l.cause(t); !isLost(cause) {
 			t.Errorf("the lead ended with %v", cause)
 		}
@@ -152,12 +153,12 @@ func TestExecAndQueryRunOnTheLockSession(t *testing.T) {
 	db := newOutbox(t)
 	leads := make(chan led, 1)
 	db.lead(pgoutbox.LeaderConfig{Shards: 1}, untilEnd(leads))
-	l := next(t, "a lead", leads)
+	l := outboxtest.Next(t, "a lead", leads)
 	pid, err := l.value("SELECT pg_backend_pid()")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if holder := db.ask("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"); holder != pid {
+	if holder := db.Text("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"); holder != pid {
 		t.Errorf("it runs on session %s, the lock is held by %s", pid, holder)
 	}
 	if channels, err := l.value("SELECT count(*) FROM pg_listening_channels()"); channels != "0" || err != nil {
@@ -193,7 +194,7 @@ func TestExecAndQueryRunOnTheLockSession(t *testing.T) {
 	if err := pub.WithTx(l).Publish("t", message.NewMessage("from the leader", nil)); err != nil {
 		t.Error(err)
 	}
-	if n := db.ask("SELECT count(*) FROM outbox WHERE uuid = 'from the leader'"); n != "1" {
+	if n := db.Text("SELECT count(*) FROM outbox WHERE uuid = 'from the leader'"); n != "1" {
 		t.Errorf("%s messages were stored", n)
 	}
 }
@@ -204,8 +205,8 @@ func TestFailedStatementDoesNotCostTheLead(t *testing.T) {
 	db := newOutbox(t)
 	leads := make(chan led, 8)
 	r := db.lead(pgoutbox.LeaderConfig{Shards: 2}, untilEnd(leads))
-	l := next(t, "a lead", leads)
-	other := next(t, "the other lead", leads)
+	l := outboxtest.Next(t, "a lead", leads)
+	other := outboxtest.Next(t, "the other lead", leads)
 	failing := map[string]func() error{
 		"division by zero": func() error {
 			_, err := l.Exec(t.Context(), "SELECT 1 / $1::int", 0)
@@ -264,20 +265,20 @@ func TestStatementThatBreaksTheSessionCostsTheLead(t *testing.T) {
 		"SET idle_session_timeout = 0",
 		"SELECT pg_terminate_backend(pg_backend_pid())",
 	} {
-		l := next(t, "a lead", leads)
+		l := outboxtest.Next(t, "a lead", leads)
 		_, _ = l.Exec(t.Context(), sql)
 		if cause := l.cause(t); !isLost(cause) {
 			t.Errorf("%s: the lead ended with %v", sql, cause)
 		}
 	}
-	next(t, "a lead after all that", leads)
+	outboxtest.Next(t, "a lead after all that", leads)
 }
 
 // Run ends with its context: calls are awaited, may still write, and nothing is left on the server.
 func TestRunEndsWithNothingLeft(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
-	db.exec("CREATE TABLE effects (shard int)")
+	db.Exec("CREATE TABLE effects (shard int)")
 	started := make(chan struct{}, 8)
 	release := make(chan struct{})
 	r := db.lead(pgoutbox.LeaderConfig{Shards: 3}, func(ctx context.Context, l pgoutbox.Lead) error {
@@ -294,22 +295,22 @@ func TestRunEndsWithNothingLeft(t *testing.T) {
 		return err
 	})
 	for range 3 {
-		next(t, "a call", started)
+		outboxtest.Next(t, "a call", started)
 	}
-	r.stop()
-	if n := db.ask("SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND " + session); n != "3" {
+	r.Stop()
+	if n := db.Text("SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND " + outboxtest.IsLockSession); n != "3" {
 		t.Errorf("%s locks are held while the calls end", n)
 	}
 	close(release)
-	r.end()
-	db.noLocks()
-	if n := db.ask("SELECT count(DISTINCT shard) FROM effects"); n != "3" {
+	r.Ended()
+	db.MustBeClean()
+	if n := db.Text("SELECT count(DISTINCT shard) FROM effects"); n != "3" {
 		t.Errorf("%s of 3 calls wrote", n)
 	}
 	leads := make(chan led, 8)
 	db.lead(pgoutbox.LeaderConfig{Shards: 3}, untilEnd(leads))
 	for range 3 {
-		next(t, "a lead of the next process", leads)
+		outboxtest.Next(t, "a lead of the next process", leads)
 	}
 }
 
@@ -319,20 +320,20 @@ func TestRunEndsWithoutALead(t *testing.T) {
 	db := newOutbox(t)
 	leads := make(chan led, 1)
 	db.lead(pgoutbox.LeaderConfig{Shards: 1}, untilEnd(leads))
-	next(t, "a lead", leads)
+	outboxtest.Next(t, "a lead", leads)
 	standby := db.lead(pgoutbox.LeaderConfig{}, func(context.Context, pgoutbox.Lead) error {
 		t.Error("the shard is led twice")
 		return nil
 	})
-	db.eventually("it stands by", "SELECT count(*) = 2 FROM pg_stat_activity WHERE "+session)
-	standby.stop()
-	standby.end()
+	db.Eventually("it stands by", "SELECT count(*) = 2 FROM pg_stat_activity WHERE "+outboxtest.IsLockSession)
+	standby.Stop()
+	standby.Ended()
 
 	nowhere := pgserver.Pool(t, "postgres://127.0.0.1:1/nothing?sslmode=disable")
 	r := db.leadOn(nowhere, pgoutbox.LeaderConfig{}, untilEnd(leads))
-	r.log.until(t, "the lock session ended")
-	r.stop()
-	r.end()
+	r.log.Until(t, "the lock session ended")
+	r.Stop()
+	r.Ended()
 }
 
 func TestFailedWorkIsLoggedAndStartedAgain(t *testing.T) {
@@ -350,11 +351,11 @@ func TestFailedWorkIsLoggedAndStartedAgain(t *testing.T) {
 		return nil
 	})
 	for want := int64(1); want <= 4; want++ { // the third and fourth returned nil
-		if term := next(t, "another call", terms); term != want {
+		if term := outboxtest.Next(t, "another call", terms); term != want {
 			t.Errorf("term %d, want %d", term, want)
 		}
 	}
-	r.log.until(t, "error", "the work is not done", "shard:0")
+	r.log.Until(t, "error", "the work is not done", "shard:0")
 }
 
 func TestOnlyShardsAreLed(t *testing.T) {
@@ -363,15 +364,15 @@ func TestOnlyShardsAreLed(t *testing.T) {
 	leads := make(chan led, 8)
 	db.lead(pgoutbox.LeaderConfig{Shards: 4, OnlyShards: []int{1, 3}}, untilEnd(leads))
 	rest := make(chan led, 8)
-	shards := []int{next(t, "a lead", leads).Shard, next(t, "a lead", leads).Shard}
+	shards := []int{outboxtest.Next(t, "a lead", leads).Shard, outboxtest.Next(t, "a lead", leads).Shard}
 	db.lead(pgoutbox.LeaderConfig{}, untilEnd(rest))
-	others := []int{next(t, "a lead", rest).Shard, next(t, "a lead", rest).Shard}
+	others := []int{outboxtest.Next(t, "a lead", rest).Shard, outboxtest.Next(t, "a lead", rest).Shard}
 	slices.Sort(shards)
 	slices.Sort(others)
 	if !slices.Equal(shards, []int{1, 3}) || !slices.Equal(others, []int{0, 2}) {
 		t.Errorf("shards %v are led, the other process leads %v", shards, others)
 	}
-	wrong, err := pgoutbox.NewLeader(db.pool, pgoutbox.LeaderConfig{Name: "test", OnlyShards: []int{4}}, nil)
+	wrong, err := pgoutbox.NewLeader(db.Pool, pgoutbox.LeaderConfig{Name: "test", OnlyShards: []int{4}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -386,18 +387,18 @@ func TestNumberOfShardsIsFixed(t *testing.T) {
 	leads := make(chan led, 32)
 	r := db.lead(pgoutbox.LeaderConfig{}, untilEnd(leads))
 	for range 16 {
-		next(t, "one of the 16 shards of a new name", leads)
+		outboxtest.Next(t, "one of the 16 shards of a new name", leads)
 	}
-	r.stop()
-	r.end()
-	wrong, err := pgoutbox.NewLeader(db.pool, pgoutbox.LeaderConfig{Name: "test", Shards: 8}, nil)
+	r.Stop()
+	r.Ended()
+	wrong, err := pgoutbox.NewLeader(db.Pool, pgoutbox.LeaderConfig{Name: "test", Shards: 8}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := wrong.Run(t.Context(), untilEnd(leads)); err == nil {
 		t.Error("another number of shards was accepted")
 	}
-	db.noLocks()
+	db.MustBeClean()
 }
 
 func TestZeroLeadIsRefused(t *testing.T) {
@@ -415,7 +416,7 @@ func TestShardsShareTheSession(t *testing.T) {
 	t.Parallel()
 	const shards, rows = 8, 25
 	db := newOutbox(t)
-	db.exec("CREATE TABLE effects (shard int, n int)")
+	db.Exec("CREATE TABLE effects (shard int, n int)")
 	done := make(chan error, shards)
 	db.lead(pgoutbox.LeaderConfig{Shards: shards}, func(ctx context.Context, l pgoutbox.Lead) error {
 		for n := range rows {
@@ -429,11 +430,11 @@ func TestShardsShareTheSession(t *testing.T) {
 		return nil
 	})
 	for range shards {
-		if err := next(t, "a shard's work is done", done); err != nil {
+		if err := outboxtest.Next(t, "a shard's work is done", done); err != nil {
 			t.Error(err)
 		}
 	}
-	if n := db.ask("SELECT count(DISTINCT (shard, n)) || ' of ' || count(*) FROM effects"); n != "200 of 200" {
+	if n := db.Text("SELECT count(DISTINCT (shard, n)) || ' of ' || count(*) FROM effects"); n != "200 of 200" {
 		t.Errorf("%s effects", n)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
@@ -22,10 +23,10 @@ func TestLockSessionHasItsSettings(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
 	hostile := []func(*pgxpool.Config){
-		setting("default_transaction_isolation", "serializable"), setting("default_transaction_read_only", "on"),
-		setting("default_transaction_deferrable", "on"), setting("row_security", "on"), setting("statement_timeout", "0"),
-		setting("lock_timeout", "0"), setting("idle_session_timeout", "0"), setting("synchronous_commit", "on"),
-		setting("application_name", "the application"), setting("search_path", "pg_catalog"), setting("DateStyle", "German"),
+		outboxtest.Setting("default_transaction_isolation", "serializable"), outboxtest.Setting("default_transaction_read_only", "on"),
+		outboxtest.Setting("default_transaction_deferrable", "on"), outboxtest.Setting("row_security", "on"), outboxtest.Setting("statement_timeout", "0"),
+		outboxtest.Setting("lock_timeout", "0"), outboxtest.Setting("idle_session_timeout", "0"), outboxtest.Setting("synchronous_commit", "on"),
+		outboxtest.Setting("application_name", "the application"), outboxtest.Setting("search_path", "pg_catalog"), outboxtest.Setting("DateStyle", "German"),
 		func(c *pgxpool.Config) {
 			c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 				_, err := conn.Exec(ctx, "SET idle_session_timeout = 0; SET statement_timeout = 0; SET extra_float_digits = 0")
@@ -33,10 +34,10 @@ func TestLockSessionHasItsSettings(t *testing.T) {
 			}
 		},
 	}
-	pool := pgserver.Pool(t, db.dsn, hostile...)
+	pool := pgserver.Pool(t, db.DSN, hostile...)
 	leads := make(chan led, 1)
 	db.leadOn(pool, pgoutbox.LeaderConfig{Shards: 1, Lease: 12 * time.Second}, untilEnd(leads))
-	l := next(t, "a lead", leads)
+	l := outboxtest.Next(t, "a lead", leads)
 	rows, err := l.Query(t.Context(), "SELECT name, setting FROM pg_settings")
 	if err != nil {
 		t.Fatal(err)
@@ -88,21 +89,21 @@ func TestLockSessionHasItsSettings(t *testing.T) {
 func TestForeignServerIsNotLed(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
-	db.exec("UPDATE outbox_epochs SET system_identifier = system_identifier + 1")
-	sub, err := pgoutbox.NewSubscriber(db.pool, pgoutbox.SubscriberConfig{ConsumerGroup: "test"}, nil)
+	db.Exec("UPDATE outbox_epochs SET system_identifier = system_identifier + 1")
+	sub, err := pgoutbox.NewSubscriber(db.Pool, pgoutbox.SubscriberConfig{ConsumerGroup: "test"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = sub.Close() }()
-	bridge, err := pgoutbox.NewPublisherBridge(db.pool, nobody{t}, pgoutbox.BridgeConfig{ConsumerGroup: "bridge"}, nil)
+	bridge, err := pgoutbox.NewPublisherBridge(db.Pool, nobody{t}, pgoutbox.BridgeConfig{ConsumerGroup: "bridge"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	leader, err := pgoutbox.NewLeader(db.pool, pgoutbox.LeaderConfig{Name: "leader"}, nil)
+	leader, err := pgoutbox.NewLeader(db.Pool, pgoutbox.LeaderConfig{Name: "leader"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience/4) // ends those that are not refused
+	ctx, cancel := context.WithTimeout(t.Context(), outboxtest.Patience/4) // ends those that are not refused
 	defer cancel()
 	_, subscribed := sub.Subscribe(t.Context(), pgoutbox.AllTopics)
 	calls := map[string]error{
@@ -114,19 +115,19 @@ func TestForeignServerIsNotLed(t *testing.T) {
 			return nil
 		}),
 	}
-	here, stored := db.ask("SELECT system_identifier FROM pg_control_system()"), db.ask("SELECT system_identifier FROM outbox_epochs")
+	here, stored := db.Text("SELECT system_identifier FROM pg_control_system()"), db.Text("SELECT system_identifier FROM outbox_epochs")
 	for what, err := range calls {
 		if err == nil || !strings.Contains(err.Error(), "another server") || !strings.Contains(err.Error(), here) || !strings.Contains(err.Error(), stored) {
 			t.Errorf("%s returned %v", what, err)
 		}
 	}
-	if n := db.ask("SELECT count(*) FROM outbox_consumers"); n != "0" {
+	if n := db.Text("SELECT count(*) FROM outbox_consumers"); n != "0" {
 		t.Errorf("%s consumers were created", n)
 	}
 	if err := sub.Close(); err != nil {
 		t.Error(err)
 	}
-	db.noLocks()
+	db.MustBeClean()
 }
 
 // A process that runs while its database is replaced by a copy on another server stops leading with its session.
@@ -135,23 +136,23 @@ func TestServerThatBecomesForeignIsNotLedAgain(t *testing.T) {
 	db := newOutbox(t)
 	leads := make(chan led, 8)
 	r := db.lead(pgoutbox.LeaderConfig{Shards: 1}, untilEnd(leads))
-	l := next(t, "a lead", leads)
-	db.exec("UPDATE outbox_epochs SET system_identifier = system_identifier + 1")
-	db.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " + session)
+	l := outboxtest.Next(t, "a lead", leads)
+	db.Exec("UPDATE outbox_epochs SET system_identifier = system_identifier + 1")
+	db.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " + outboxtest.IsLockSession)
 	if cause := l.cause(t); !isLost(cause) {
 		t.Errorf("the lead ended with %v", cause)
 	}
-	r.log.until(t, "error", "another server")
+	r.log.Until(t, "error", "another server")
 	select {
 	case <-leads:
 		t.Error("the foreign server's shard is led")
 	default:
 	}
-	if term := db.ask("SELECT max(term) FROM outbox_cursors"); term != "1" {
+	if term := db.Text("SELECT max(term) FROM outbox_cursors"); term != "1" {
 		t.Errorf("term %s was begun", term)
 	}
-	db.exec("UPDATE outbox_epochs SET system_identifier = system_identifier - 1")
-	if l := next(t, "a lead after the repair", leads); l.Term != 2 {
+	db.Exec("UPDATE outbox_epochs SET system_identifier = system_identifier - 1")
+	if l := outboxtest.Next(t, "a lead after the repair", leads); l.Term != 2 {
 		t.Errorf("term %d", l.Term)
 	}
 }
@@ -162,23 +163,23 @@ func TestStrangerWithTheLockIsReported(t *testing.T) {
 	db := newOutbox(t)
 	leads := make(chan led, 8)
 	first := db.lead(pgoutbox.LeaderConfig{Shards: 1}, untilEnd(leads))
-	next(t, "a lead", leads)
-	key := db.ask("SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
+	outboxtest.Next(t, "a lead", leads)
+	key := db.Text("SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
 	peer := db.lead(pgoutbox.LeaderConfig{}, untilEnd(leads))
 	for range 8 { // often enough to be reported, were it a stranger's lock
-		const tries = "SELECT coalesce(max(query_start)::text, '') FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%' AND " + session
-		last := db.ask(tries)
-		db.eventually("the peer tries again", "SELECT ("+tries+") NOT IN ('', $1)", last)
+		const tries = "SELECT coalesce(max(query_start)::text, '') FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%' AND " + outboxtest.IsLockSession
+		last := db.Text(tries)
+		db.Eventually("the peer tries again", "SELECT ("+tries+") NOT IN ('', $1)", last)
 	}
-	peer.stop()
-	peer.end()
-	first.stop()
-	first.end()
+	peer.Stop()
+	peer.Ended()
+	first.Stop()
+	first.Ended()
 	if strings.Contains(peer.log.String(), "error") {
 		t.Errorf("the peer says\n%s", peer.log)
 	}
 
-	stranger, err := pgx.Connect(t.Context(), db.dsn)
+	stranger, err := pgx.Connect(t.Context(), db.DSN)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,11 +189,11 @@ func TestStrangerWithTheLockIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := db.lead(pgoutbox.LeaderConfig{}, untilEnd(leads))
-	r.log.until(t, "error", fmt.Sprintf("pid:%d", pid), "application_name:nightly job", "shard:0")
+	r.log.Until(t, "error", fmt.Sprintf("pid:%d", pid), "application_name:nightly job", "shard:0")
 	if _, err := stranger.Exec(t.Context(), "SELECT pg_advisory_unlock($1::bigint)", key); err != nil {
 		t.Fatal(err)
 	}
-	next(t, "a lead when the stranger is gone", leads)
+	outboxtest.Next(t, "a lead when the stranger is gone", leads)
 }
 
 // Whoever holds a term that has been superseded cannot move the cursor: it loses its session over the attempt.
@@ -200,7 +201,7 @@ func TestStaleTermCannotMoveACursor(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
 	// Every change of a cursor, as it happened.
-	db.exec(`
+	db.Exec(`
 		CREATE TABLE changes (n bigint GENERATED ALWAYS AS IDENTITY, term bigint, moved boolean);
 		CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN
@@ -209,8 +210,8 @@ func TestStaleTermCannotMoveACursor(t *testing.T) {
 			RETURN new;
 		END $$;
 		CREATE TRIGGER note AFTER UPDATE ON outbox_cursors FOR EACH ROW EXECUTE FUNCTION note()`)
-	log := &log{}
-	sub, err := pgoutbox.NewSubscriber(db.pool, pgoutbox.SubscriberConfig{
+	log := outboxtest.NewLog(t)
+	sub, err := pgoutbox.NewSubscriber(db.Pool, pgoutbox.SubscriberConfig{
 		ConsumerGroup: "test", Shards: 1, PollInterval: 5 * time.Millisecond, SaveInterval: 5 * time.Millisecond, RetryInterval: time.Second,
 	}, log)
 	if err != nil {
@@ -221,34 +222,34 @@ func TestStaleTermCannotMoveACursor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	db.exec("INSERT INTO outbox (topic, key, uuid) VALUES ('t', 'k', 'row')")
-	msg := next(t, "the row", messages)
-	db.eventually("its delivery is saved", "SELECT pending <> '{}' FROM outbox_cursors")
+	db.Exec("INSERT INTO outbox (topic, key, uuid) VALUES ('t', 'k', 'row')")
+	msg := outboxtest.Next(t, "the row", messages)
+	db.Eventually("its delivery is saved", "SELECT pending <> '{}' FROM outbox_cursors")
 
-	db.exec("UPDATE outbox_cursors SET term = 7")
-	raised := db.ask("SELECT max(n) FROM changes")
+	db.Exec("UPDATE outbox_cursors SET term = 7")
+	raised := db.Text("SELECT max(n) FROM changes")
 	msg.Ack() // and now the position wants to be saved
-	log.until(t, "error", "a later term began")
-	again := next(t, "the row again, of the next term", messages)
+	log.Until(t, "error", "a later term began")
+	again := outboxtest.Next(t, "the row again, of the next term", messages)
 	row, _ := pgoutbox.RowFromContext(again.Context())
 	if again.UUID != "row" || row.Term != 8 {
 		t.Errorf("%s came again in term %d", again.UUID, row.Term)
 	}
-	if moved := db.ask("SELECT count(*) FROM changes WHERE n > $1::text::bigint AND (term < 8 OR n = (SELECT min(n) FROM changes WHERE term = 8) AND moved)", raised); moved != "0" {
+	if moved := db.Text("SELECT count(*) FROM changes WHERE n > $1::text::bigint AND (term < 8 OR n = (SELECT min(n) FROM changes WHERE term = 8) AND moved)", raised); moved != "0" {
 		t.Errorf("the stale term moved the cursor %s times", moved)
 	}
-	if n := db.ask("SELECT count(*) FROM changes WHERE term = 8"); n == "0" {
+	if n := db.Text("SELECT count(*) FROM changes WHERE term = 8"); n == "0" {
 		t.Error("the changes were not noted")
 	}
 	again.Ack()
-	db.eventually("the new term saves", "SELECT pending = '{}' AND term = 8 FROM outbox_cursors")
+	db.Eventually("the new term saves", "SELECT pending = '{}' AND term = 8 FROM outbox_cursors")
 }
 
 // The context of a message that is out when its term is superseded ends with the cause.
 func TestMessageOfAStaleTermEnds(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
-	sub, err := pgoutbox.NewSubscriber(db.pool, pgoutbox.SubscriberConfig{
+	sub, err := pgoutbox.NewSubscriber(db.Pool, pgoutbox.SubscriberConfig{
 		ConsumerGroup: "test", Shards: 1, PollInterval: 5 * time.Millisecond, SaveInterval: 5 * time.Millisecond,
 	}, nil)
 	if err != nil {
@@ -259,21 +260,21 @@ func TestMessageOfAStaleTermEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	db.exec("INSERT INTO outbox (topic, key, uuid) VALUES ('t', 'a', 'out'), ('t', 'b', 'acked')")
+	db.Exec("INSERT INTO outbox (topic, key, uuid) VALUES ('t', 'a', 'out'), ('t', 'b', 'acked')")
 	out := map[string]*message.Message{}
 	for len(out) < 2 {
-		msg := next(t, "a row", messages)
+		msg := outboxtest.Next(t, "a row", messages)
 		out[msg.UUID] = msg
 	}
-	db.exec("UPDATE outbox_cursors SET term = term + 1")
+	db.Exec("UPDATE outbox_cursors SET term = term + 1")
 	out["acked"].Ack()
-	next(t, "the message ends", out["out"].Context().Done())
+	outboxtest.Next(t, "the message ends", out["out"].Context().Done())
 	if cause := context.Cause(out["out"].Context()); !isLost(cause) {
 		t.Errorf("it ended with %v", cause)
 	}
 	again := map[string]bool{}
 	for len(again) < 2 { // neither ack nor delivery was saved by the new term
-		msg := next(t, "a row again", messages)
+		msg := outboxtest.Next(t, "a row again", messages)
 		again[msg.UUID] = true
 		msg.Ack()
 	}

@@ -101,8 +101,10 @@ func (o *Outbox) Text(sql string, args ...any) string {
 // counts as no, so a server may be away meanwhile.
 func (o *Outbox) Eventually(what, sql string, args ...any) time.Time {
 	o.Helper()
+	ctx, cancel := context.WithTimeout(o.Context(), Patience) // the server may be silent
+	defer cancel()
 	Eventually(o, Patience, what, func() (held bool, seen string) {
-		err := o.Pool.QueryRow(o.Context(), sql, args...).Scan(&held)
+		err := o.Pool.QueryRow(ctx, sql, args...).Scan(&held)
 		return err == nil && held, fmt.Sprint(held, " ", err)
 	})
 	return time.Now()
