@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // Rows of one key keep their order also where they go to different topics, and never travel side by side.
@@ -30,7 +31,7 @@ func TestOrderOfAKeyHoldsAcrossTopics(t *testing.T) {
 func (db *outbox) put2(prefix string, keys, n int) (uuids []string) {
 	db.Helper()
 	for i := range n {
-		db.exec(`
+		db.Exec(`
 			INSERT INTO outbox (topic, key, uuid)
 			SELECT 'topic ' || ($3 + k) % 3, $1 || k, $1 || k || '/' || $3
 			FROM generate_series(1, $2::int) AS k`, prefix, keys, i)
@@ -91,7 +92,7 @@ func TestLanesPublishSideBySide(t *testing.T) {
 					once.Do(func() { close(all) })
 				}
 				b.mu.Unlock()
-				next(t, fmt.Sprintf("%d calls at once", lanes), all)
+				outboxtest.Next(t, fmt.Sprintf("%d calls at once", lanes), all)
 				return len(c.rows), nil
 			}
 			cfg := config()
@@ -234,7 +235,7 @@ func TestTopicSelectsRows(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
 	b := newBroker(db)
-	db.exec("INSERT INTO outbox (topic, uuid) VALUES ('a', 'a 1'), ('b', 'b 1'), ('a', 'a 2')")
+	db.Exec("INSERT INTO outbox (topic, uuid) VALUES ('a', 'a 1'), ('b', 'b 1'), ('a', 'a 2')")
 	cfg := config()
 	cfg.Topic = "a"
 	db.start(b, cfg)
@@ -249,24 +250,24 @@ func TestRunEndsAfterItsCalls(t *testing.T) {
 	first := newBroker(db)
 	release := make(chan struct{})
 	first.accept = func(c call) (int, error) {
-		next(t, "the release", release)
+		outboxtest.Next(t, "the release", release)
 		if err := c.msgs[0].Context().Err(); err != nil {
 			t.Errorf("a call that is given time to finish has lost its context: %v", err)
 		}
 		return len(c.rows), nil
 	}
 	cfg := config()
-	cfg.Lanes, cfg.BatchSize, cfg.CloseTimeout = 4, 5, patience
+	cfg.Lanes, cfg.BatchSize, cfg.CloseTimeout = 4, 5, outboxtest.Patience
 	r := db.start(first, cfg)
 	first.wait("four calls", func() bool { return first.running == 4 })
-	r.stop()
+	r.Stop()
 	select {
-	case err := <-r.done:
-		t.Fatalf("Run returned %v while calls were running", err)
+	case <-r.Done():
+		t.Fatal("Run returned while calls were running")
 	case <-time.After(100 * time.Millisecond):
 	}
 	close(release)
-	r.ended()
+	r.Ended()
 	taken := first.accepted()
 	if len(taken) == 0 || len(taken) >= len(rows) || first.calls != 4 {
 		t.Fatalf("%d of %d rows in %d calls", len(taken), len(rows), first.calls)
@@ -295,7 +296,7 @@ func TestCloseTimeoutEndsTheContextsOfCalls(t *testing.T) {
 	slow := newBroker(db)
 	slow.accept = func(c call) (int, error) {
 		ctx := c.msgs[0].Context()
-		next(t, "the context ends", ctx.Done())
+		outboxtest.Next(t, "the context ends", ctx.Done())
 		if cause := context.Cause(ctx); !errors.Is(cause, pgoutbox.ErrClosed) {
 			t.Errorf("the context ended with %v", cause)
 		}
@@ -306,7 +307,7 @@ func TestCloseTimeoutEndsTheContextsOfCalls(t *testing.T) {
 	r := db.start(slow, cfg)
 	slow.wait("a call", func() bool { return slow.running == 1 })
 	stopped := time.Now()
-	r.end()
+	r.End()
 	if took := time.Since(stopped); took > cfg.CloseTimeout+2*time.Second {
 		t.Errorf("Run took %v to end", took)
 	}
@@ -331,7 +332,7 @@ func TestPublisherThatHangsDoesNotKeepRun(t *testing.T) {
 	r := db.start(hung, cfg)
 	hung.wait("three calls", func() bool { return hung.running == 3 })
 	stopped := time.Now()
-	r.end()
+	r.End()
 	if took := time.Since(stopped); took > cfg.CloseTimeout+2*time.Second {
 		t.Errorf("Run took %v to end", took)
 	}
@@ -369,7 +370,7 @@ func TestRetryHasAMessageOfItsOwn(t *testing.T) {
 		}
 		return 1, nil
 	}
-	db.exec(`INSERT INTO outbox (topic, key, uuid, metadata, payload) VALUES ('t', 'k', 'row', '{"a": "b"}', 'payload')`)
+	db.Exec(`INSERT INTO outbox (topic, key, uuid, metadata, payload) VALUES ('t', 'k', 'row', '{"a": "b"}', 'payload')`)
 	db.start(b, config())
 	b.until("row")
 	b.mu.Lock()
@@ -384,7 +385,7 @@ func TestContextTellsTheRow(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
 	b := newBroker(db)
-	db.exec(`INSERT INTO outbox (topic, key, uuid) VALUES ('t', 'k', 'same'), ('t', 'k', 'same'), ('t', NULL, 'same')`)
+	db.Exec(`INSERT INTO outbox (topic, key, uuid) VALUES ('t', 'k', 'same'), ('t', 'k', 'same'), ('t', NULL, 'same')`)
 	cfg := config()
 	cfg.Shards = 4
 	db.start(b, cfg)
@@ -397,7 +398,7 @@ func TestContextTellsTheRow(t *testing.T) {
 		var shard int
 		var key string
 		var created time.Time
-		err := db.pool.QueryRow(t.Context(), "SELECT slot % 4, coalesce(key, ''), created_at FROM outbox WHERE id = $1", row.ID).Scan(&shard, &key, &created)
+		err := db.Pool.QueryRow(t.Context(), "SELECT slot % 4, coalesce(key, ''), created_at FROM outbox WHERE id = $1", row.ID).Scan(&shard, &key, &created)
 		if err != nil || row.Shard != shard || row.Key != key || !row.CreatedAt.Equal(created) || row.Topic != "t" || row.Term != 1 || row.Attempt != 1 {
 			t.Errorf("%+v, %v; shard %d, key %q, created at %v", row, err, shard, key, created)
 		}
@@ -414,19 +415,19 @@ func TestSecondRunIsRefused(t *testing.T) {
 	rows := db.put(1, 1)
 	r := db.start(b, config())
 	b.once(rows...)
-	second, cancelSecond := context.WithTimeout(t.Context(), patience/8) // ends it if it is not refused
+	second, cancelSecond := context.WithTimeout(t.Context(), outboxtest.Patience/8) // ends it if it is not refused
 	defer cancelSecond()
 	if err := r.Run(second); err == nil || !strings.Contains(err.Error(), "running already") {
 		t.Errorf("a second Run returned %v", err)
 	}
-	r.end()
+	r.End()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }() // after the first has ended it may run again
 	more := db.put2("again ", 1, 1)
 	b.once(append(rows, more...)...)
 	cancel()
-	if err := next(t, "Run returns", done); err != nil {
+	if err := outboxtest.Next(t, "Run returns", done); err != nil {
 		t.Error(err)
 	}
 }
@@ -458,7 +459,7 @@ func TestBrokerThatIsDownIsNotHammered(t *testing.T) {
 	cfg.Lanes, cfg.NackDelay, cfg.MaxNackDelay = lanes, 100*time.Millisecond, time.Second
 	rows := db.put(300, 5)
 	db.start(b, cfg)
-	next(t, "the broker is up again", up)
+	outboxtest.Next(t, "the broker is up again", up)
 	b.once(rows...)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -486,7 +487,7 @@ func TestLostLeadEndsTheContextsOfCalls(t *testing.T) {
 		b.mu.Unlock()
 		if first {
 			ctx := c.msgs[0].Context()
-			next(t, "the context ends", ctx.Done())
+			outboxtest.Next(t, "the context ends", ctx.Done())
 			causes <- context.Cause(ctx)
 			return 0, ctx.Err()
 		}
@@ -495,12 +496,12 @@ func TestLostLeadEndsTheContextsOfCalls(t *testing.T) {
 	rows := db.put(1, 3)
 	r := db.start(b, config())
 	b.wait("a call", func() bool { return b.running == 1 })
-	db.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'pgoutbox %'")
-	if cause := next(t, "the call ends", causes); !errors.Is(cause, pgoutbox.ErrLeadershipLost) {
+	db.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'pgoutbox %'")
+	if cause := outboxtest.Next(t, "the call ends", causes); !errors.Is(cause, pgoutbox.ErrLeadershipLost) {
 		t.Errorf("the context ended with %v", cause)
 	}
 	b.once(rows...)
-	r.end()
+	r.End()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, row := range b.got {
@@ -529,7 +530,7 @@ func TestPanicOfAPublisherIsAFailure(t *testing.T) {
 	db := newOutbox(t)
 	b := newBroker(db)
 	pub := &panicker{broker: b, left: 2}
-	db.exec(`INSERT INTO outbox (topic, key, uuid) VALUES ('t', 'k', 'row')`)
+	db.Exec(`INSERT INTO outbox (topic, key, uuid) VALUES ('t', 'k', 'row')`)
 	db.start(pub, config())
 	b.until("row")
 	if pub.left != 0 {

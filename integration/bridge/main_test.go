@@ -2,56 +2,34 @@
 package bridge
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
 func TestMain(m *testing.M) { os.Exit(pgserver.Run(m)) }
 
-// patience is how long a test waits for an event before it fails; never how long it takes.
-const patience = 40 * time.Second
-
-// outbox is a database of its own with public.outbox in it.
-type outbox struct {
-	*testing.T
-
-	pool *pgxpool.Pool
-}
+type outbox struct{ *outboxtest.Outbox }
 
 func newOutbox(t *testing.T) *outbox {
 	t.Helper()
-	db := &outbox{t, pgserver.Pool(t, pgserver.Database(t))}
-	if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{}); err != nil {
-		t.Fatal(err)
-	}
-	return db
-}
-
-func (db *outbox) exec(sql string, args ...any) {
-	db.Helper()
-	if _, err := db.pool.Exec(db.Context(), sql, args...); err != nil {
-		db.Fatalf("%s: %v", sql, err)
-	}
+	return &outbox{outboxtest.New(t)}
 }
 
 // put inserts rows "key/1" to "key/n" for each key, the keys side by side; a key changes its topic every four rows.
 func (db *outbox) put(keys, n int) (uuids []string) {
 	db.Helper()
-	db.exec(`
+	db.Exec(`
 		INSERT INTO outbox (topic, key, uuid)
 		SELECT 'topic ' || (i / 4 + k) % 3, 'key ' || k, 'key ' || k || '/' || i
 		FROM generate_series(1, $2::int) AS i, generate_series(1, $1::int) AS k
@@ -187,7 +165,7 @@ func (b *broker) Close() error {
 // wait blocks until a condition on what the broker has seen holds. It is called with the lock held.
 func (b *broker) wait(what string, held func() bool) {
 	b.db.Helper()
-	late := time.After(patience)
+	late := time.After(outboxtest.Patience)
 	for {
 		b.mu.Lock()
 		ok, more := held(), b.more
@@ -243,11 +221,9 @@ func (b *broker) once(uuids ...string) {
 // running is a bridge that runs.
 type running struct {
 	*pgoutbox.PublisherBridge
+	*outboxtest.Running
 
-	db   *outbox
-	log  *log
-	stop context.CancelFunc
-	done chan error
+	log *outboxtest.Log
 }
 
 func config() pgoutbox.BridgeConfig {
@@ -260,75 +236,12 @@ func config() pgoutbox.BridgeConfig {
 // start runs a bridge until stop, or the test's end.
 func (db *outbox) start(b message.Publisher, cfg pgoutbox.BridgeConfig) *running {
 	db.Helper()
-	r := &running{db: db, log: &log{}, done: make(chan error, 1)}
+	r := &running{log: outboxtest.NewLog(db)}
 	var err error
-	if r.PublisherBridge, err = pgoutbox.NewPublisherBridge(db.pool, b, cfg, r.log); err != nil {
-		db.Fatal(err)
-	}
-	var ctx context.Context
-	ctx, r.stop = context.WithCancel(context.WithoutCancel(db.Context()))
-	go func() { r.done <- r.Run(ctx) }()
-	db.Cleanup(r.end)
+	r.PublisherBridge, err = pgoutbox.NewPublisherBridge(db.Pool, b, cfg, r.log)
+	db.Must(err)
+	r.Running = outboxtest.Run(db, r.Run)
 	return r
 }
 
-// end stops the bridge and waits until Run returns, which must be with nil.
-func (r *running) end() {
-	r.db.Helper()
-	r.stop()
-	r.ended()
-}
-
-func (r *running) ended() {
-	r.db.Helper()
-	select {
-	case err := <-r.done:
-		if err != nil {
-			r.db.Errorf("Run returned %v", err)
-		}
-		r.done <- err
-	case <-time.After(patience):
-		r.db.Errorf("Run does not return; the log says\n%s", r.log)
-	}
-}
-
-// next receives from a channel of the test's, or fails.
-func next[T any](t *testing.T, what string, from <-chan T) (v T) {
-	t.Helper()
-	select {
-	case v = <-from:
-	case <-time.After(patience):
-		t.Fatalf("never happened: %s", what)
-	}
-	return v
-}
-
 var errDown = errors.New("the broker is down")
-
-// log keeps what is reported.
-type log struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (l *log) add(level, text string, err error, fields watermill.LogFields) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.lines) < 1000 {
-		l.lines = append(l.lines, fmt.Sprintf("%s %s: %v %v", level, text, err, fields))
-	}
-}
-
-func (l *log) Error(text string, err error, fields watermill.LogFields) {
-	l.add("error", text, err, fields)
-}
-func (l *log) Info(text string, fields watermill.LogFields)     { l.add("info", text, nil, fields) }
-func (l *log) Debug(string, watermill.LogFields)                {}
-func (l *log) Trace(string, watermill.LogFields)                {}
-func (l *log) With(watermill.LogFields) watermill.LoggerAdapter { return l }
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Join(l.lines, "\n")
-}
