@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
@@ -32,24 +33,24 @@ func TestPromise04_NoStall(t *testing.T) {
 		}
 	}
 
-	writer := db.begin(db.dsn)
+	writer := db.begin(db.DSN)
 	db.publish(writer, "key", "of the open writer")
 	probe("an open transaction that wrote to the outbox")
 
 	elsewhere := db.begin(pgserver.Database(t))
 	_, err := elsewhere.Exec(t.Context(), "CREATE TABLE anything ()")
-	db.must(err)
+	db.Must(err)
 	probe("an open transaction in another database")
 
-	prepared := db.begin(db.dsn)
+	prepared := db.begin(db.DSN)
 	db.publish(prepared, "key", "of the prepared transaction")
 	_, err = prepared.Exec(t.Context(), "PREPARE TRANSACTION 'promise 4'")
-	db.must(err)
+	db.Must(err)
 	probe("a prepared transaction")
 
-	db.exec("COMMIT PREPARED 'promise 4'")
+	db.Exec("COMMIT PREPARED 'promise 4'")
 	got.within(2*time.Second, "of the prepared transaction")
-	db.must(writer.Commit(t.Context()))
+	db.Must(writer.Commit(t.Context()))
 	got.within(2*time.Second, "of the open writer")
 }
 
@@ -58,9 +59,9 @@ func TestPromise04_NoStall(t *testing.T) {
 func TestPromise05_WritersAreFree(t *testing.T) {
 	t.Parallel()
 	db, got := newOutbox(t), newLog(t)
-	open := db.begin(db.dsn)
+	open := db.begin(db.DSN)
 	_, err := open.Exec(t.Context(), "INSERT INTO outbox (topic, key) VALUES ('orders', 'one key')")
-	db.must(err)
+	db.Must(err)
 	for _, name := range []string{"first", "second"} { // to take over, read, save and hand over
 		r := db.read(name, got, pgoutbox.SubscriberConfig{}, ack)
 		db.publish(nil, "one key", "for the "+name) // nor do two writers of one key wait for each other
@@ -78,9 +79,9 @@ func TestPromise05_WritersAreFree(t *testing.T) {
 	})
 	defer close(held)
 	db.publish(nil, "", "in a handler")
-	next(t, "a handler runs", reached)
+	outboxtest.Next(t, "a handler runs", reached)
 	for range 20 {
-		conflicts := db.ask(`
+		conflicts := db.Text(`
 			SELECT count(*)::text FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
 			WHERE l.relation IN ('outbox'::regclass, 'outbox_pkey'::regclass) AND a.application_name LIKE 'pgoutbox %'
 				AND l.mode <> 'AccessShareLock'`)
@@ -90,22 +91,22 @@ func TestPromise05_WritersAreFree(t *testing.T) {
 	}
 
 	counted := &counter{}
-	pool := pgserver.Pool(t, db.dsn, func(c *pgxpool.Config) { c.ConnConfig.Tracer = counted })
+	pool := pgserver.Pool(t, db.DSN, func(c *pgxpool.Config) { c.ConnConfig.Tracer = counted })
 	for _, n := range []int{1, 1000} {
 		messages := make([]*message.Message, n)
 		for i := range messages {
 			messages[i] = newMessage(t.Context(), "one key", fmt.Sprint(i))
 		}
-		db.must(pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		db.Must(pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 			before := counted.Load()
-			err := db.pub.WithTx(tx).Publish("elsewhere", messages...)
+			err := db.Pub.WithTx(tx).Publish("elsewhere", messages...)
 			if sent := counted.Load() - before; sent != 1 {
 				t.Errorf("publishing %d messages took %d statements", n, sent)
 			}
 			return err
 		}))
 	}
-	if n := db.ask("SELECT count(*)::text FROM pg_trigger WHERE tgrelid = 'outbox'::regclass"); n != "0" {
+	if n := db.Text("SELECT count(*)::text FROM pg_trigger WHERE tgrelid = 'outbox'::regclass"); n != "0" {
 		t.Errorf("%s triggers run with an INSERT", n)
 	}
 }
@@ -140,22 +141,22 @@ func TestPromise06_OneEmitter(t *testing.T) {
 	}
 	db.read("first", got, cfg, handle)
 	db.read("second", got, cfg, handle)
-	uuids := db.put(30, 10)
+	uuids := db.Put(30, 10)
 	got.until(uuids...)
 	leads := map[int]string{}
-	for _, d := range got.all() {
-		if other, ok := leads[d.Shard]; ok && other != d.reader {
+	for _, d := range got.All() {
+		if other, ok := leads[d.Shard]; ok && other != d.Reader {
 			t.Fatalf("shard %d was emitted by both", d.Shard)
 		}
-		leads[d.Shard] = d.reader
+		leads[d.Shard] = d.Reader
 	}
-	locks := db.ask(`
+	locks := db.Text(`
 		SELECT count(*) || ' locks, of ' || count(DISTINCT (classid, objid)) || ' shards' FROM pg_locks
 		WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
 	if locks != "4 locks, of 4 shards" {
 		t.Errorf("the readers hold %s", locks)
 	}
-	for uuid, n := range got.times() {
+	for uuid, n := range got.Times() {
 		if n != 1 {
 			t.Errorf("%s came %d times", uuid, n)
 		}
@@ -165,15 +166,15 @@ func TestPromise06_OneEmitter(t *testing.T) {
 		db.publish(nil, uuid, uuid)
 	}
 	got.until("finished late", "not finished")
-	db.exec("UPDATE outbox_cursors SET term = 7")
+	db.Exec("UPDATE outbox_cursors SET term = 7")
 	close(finish)
-	if cause := next(t, "the context of a handler ends", causes); !errors.Is(cause, pgoutbox.ErrLeadershipLost) {
+	if cause := outboxtest.Next(t, "the context of a handler ends", causes); !errors.Is(cause, pgoutbox.ErrLeadershipLost) {
 		t.Errorf("the context ended with %v", cause)
 	}
-	got.wait(patience, "what a stale term acked comes again", func(all []delivery) bool {
+	got.wait(outboxtest.Patience, "what a stale term acked comes again", func(all []outboxtest.Delivery) bool {
 		terms := map[string]int64{}
 		for _, d := range all {
-			terms[d.uuid] = d.Term
+			terms[d.UUID] = d.Term
 		}
 		return terms["finished late"] > 7 && terms["not finished"] > 7
 	})
@@ -215,9 +216,9 @@ type pages struct{ idle, consumed, backlog float64 }
 func cost(t *testing.T, server *pgserver.Server, rows int) (p pages) {
 	t.Helper()
 	db := openOutbox(t, server.Database(t))
-	db.exec("CREATE EXTENSION pg_stat_statements")
-	db.exec("INSERT INTO outbox (topic, key, payload) SELECT 'orders', i::text, 'x' FROM generate_series(1, $1::int) AS i", rows)
-	db.exec("VACUUM ANALYZE outbox") // hint bits, whose setting would be counted
+	db.Exec("CREATE EXTENSION pg_stat_statements")
+	db.Exec("INSERT INTO outbox (topic, key, payload) SELECT 'orders', i::text, 'x' FROM generate_series(1, $1::int) AS i", rows)
+	db.Exec("VACUUM ANALYZE outbox") // hint bits, whose setting would be counted
 	got := newLog(t)
 	r := db.read("new group", got, pgoutbox.SubscriberConfig{StartFrom: pgoutbox.Latest}, ack)
 	db.publish(nil, "", "warm")
@@ -244,8 +245,8 @@ func cost(t *testing.T, server *pgserver.Server, rows int) (p pages) {
 	p.consumed = (after - before) / probes
 	r.end()
 
-	db.exec("DELETE FROM outbox_cursors")
-	db.exec("DELETE FROM outbox_consumers")
+	db.Exec("DELETE FROM outbox_cursors")
+	db.Exec("DELETE FROM outbox_consumers")
 	held := make(chan struct{})
 	before, _ = db.pages(reads)
 	first := newLog(t)
@@ -257,7 +258,7 @@ func cost(t *testing.T, server *pgserver.Server, rows int) (p pages) {
 		return true
 	})
 	defer close(held)
-	first.wait(patience, "100 rows come", func(all []delivery) bool { return len(all) == 100 })
+	first.wait(outboxtest.Patience, "100 rows come", func(all []outboxtest.Delivery) bool { return len(all) == 100 })
 	after, _ = db.pages(reads)
 	p.backlog = after - before
 	return p
@@ -266,12 +267,12 @@ func cost(t *testing.T, server *pgserver.Server, rows int) (p pages) {
 // pages returns how many pages statements looked at in this database, and how often they ran.
 func (db *outbox) pages(which string) (pages, calls float64) {
 	db.Helper()
-	err := db.pool.QueryRow(db.Context(), `
+	err := db.Pool.QueryRow(db.Context(), `
 		SELECT coalesce(sum(shared_blks_hit + shared_blks_read), 0)::float8, coalesce(sum(calls), 0)::float8
 		FROM pg_stat_statements
 		WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
 			AND query NOT LIKE '%pg_stat_statements%' AND (`+which+`)`).Scan(&pages, &calls)
-	db.must(err)
+	db.Must(err)
 	return pages, calls
 }
 
@@ -279,7 +280,7 @@ func (db *outbox) waitForCalls(which string, n float64) {
 	db.Helper()
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
-	late := time.After(patience)
+	late := time.After(outboxtest.Patience)
 	for {
 		if _, calls := db.pages(which); calls >= n {
 			return
@@ -297,23 +298,23 @@ func (db *outbox) waitForCalls(which string, n float64) {
 func TestPromise10_NothingHeldWhileUserCodeRuns(t *testing.T) {
 	t.Parallel()
 	db, got := newOutbox(t), newLog(t)
-	db.pool = pgserver.Pool(t, db.dsn, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	db.Pool = pgserver.Pool(t, db.DSN, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	found := make(chan string, 1)
 	db.read("reader", got, pgoutbox.SubscriberConfig{Shards: 4}, func(msg *message.Message, _ pgoutbox.Row) bool {
 		found <- db.held(msg.Context())
 		return true
 	})
 	db.publish(nil, "", "message")
-	if held := next(t, "a handler has looked", found); held != "" {
+	if held := outboxtest.Next(t, "a handler has looked", found); held != "" {
 		t.Error("while a handler runs: " + held)
 	}
 }
 
 // held says what the library holds now, "" when that is its advisory locks.
 func (db *outbox) held(ctx context.Context) string {
-	ctx, cancel := context.WithTimeout(ctx, patience/2)
+	ctx, cancel := context.WithTimeout(ctx, outboxtest.Patience/2)
 	defer cancel()
-	conn, err := db.pool.Acquire(ctx)
+	conn, err := db.Pool.Acquire(ctx)
 	if err != nil {
 		return "no connection can be had: " + err.Error()
 	}
