@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 const history = 100_000 // rows
@@ -21,9 +22,9 @@ func (db *outbox) addHistory() {
 	db.Helper()
 	// Many transactions, as a history has them.
 	for range 10 {
-		db.exec(fmt.Sprintf("INSERT INTO outbox (topic, key, uuid) SELECT 't', 'k', 'old' FROM generate_series(1, %d)", history/10))
+		db.Exec(fmt.Sprintf("INSERT INTO outbox (topic, key, uuid) SELECT 't', 'k', 'old' FROM generate_series(1, %d)", history/10))
 	}
-	db.exec("ANALYZE outbox")
+	db.Exec("ANALYZE outbox")
 }
 
 // A transaction that commits late is found by its id, on top of any history: what that costs does not depend on the history.
@@ -34,18 +35,18 @@ func TestLateRowsCostTheirOwnNumber(t *testing.T) {
 	cfg := inOrder()
 	cfg.StartFrom = pgoutbox.Latest
 
-	late := db.begin()
+	late := db.Begin()
 	first, _ := db.newPool()
 	r := db.receive(first, cfg, nil)
 	db.put(late, "late 1", "late 2")
 	rows := numbered("row", 500)
-	db.put(db.pool, rows...)
+	db.put(db.Pool, rows...)
 	r.exactly(rows...)
 	r.close()
 	first.Close() // its sessions report what they read when they end
 	before := db.rowsRead()
 
-	db.commit(late)
+	db.Commit(late)
 	second, _ := db.newPool()
 	r = db.receive(second, cfg, nil)
 	r.until("late 1", "late 2")
@@ -59,7 +60,7 @@ func TestLateRowsCostTheirOwnNumber(t *testing.T) {
 // rowsRead is how many rows of the outbox, and entries of its indexes, ended sessions have read.
 func (db *outbox) rowsRead() int64 {
 	db.Helper()
-	db.eventually("only this session is left", "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND (application_name LIKE 'reader %' OR "+session+")")
+	db.Eventually("only this session is left", "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND (application_name LIKE 'reader %' OR "+outboxtest.IsLockSession+")")
 	return db.number(`
 		SELECT (seq_tup_read + (SELECT sum(idx_tup_read) FROM pg_stat_all_indexes AS i WHERE i.relid = t.relid))::bigint
 		FROM pg_stat_all_tables AS t
@@ -73,20 +74,20 @@ func TestLateRowsAreReadThroughTheIndex(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
 	db.addHistory()
-	late := db.begin()
+	late := db.Begin()
 	db.put(late, "late 1", "late 2")
 	xid, low := db.openXid(late), db.number("SELECT last_value FROM outbox_id_seq")
-	db.commit(late)
-	db.put(db.pool, numbered("row", 50)...)
+	db.Commit(late)
+	db.put(db.Pool, numbered("row", 50)...)
 	upto := db.xid(0)
 
-	conn, err := db.pool.Acquire(t.Context())
+	conn, err := db.Pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Release()
 	for _, setting := range []string{"enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit"} { // as for every page
-		db.execOn(conn, "SET "+setting+" = off")
+		db.ExecOn(conn, "SET "+setting+" = off")
 	}
 	one, xids := fmt.Sprint(xid), fmt.Sprintf("'{%d}'", xid)
 	statements := map[string]struct {
@@ -102,7 +103,7 @@ func TestLateRowsAreReadThroughTheIndex(t *testing.T) {
 	}
 	for _, mode := range []string{"force_generic_plan", "force_custom_plan"} {
 		for name, s := range statements {
-			db.execOn(conn, "SET plan_cache_mode = "+mode)
+			db.ExecOn(conn, "SET plan_cache_mode = "+mode)
 			read := db.explain(conn.Conn(), s.sql, s.args)
 			if s.most < 0 {
 				if mode == "force_generic_plan" && read < history {
@@ -130,8 +131,8 @@ func query(t *testing.T, name string) string {
 // explain runs a statement and returns how many rows its scans of the outbox looked at.
 func (db *outbox) explain(conn *pgx.Conn, sql string, args []string) int64 {
 	db.Helper()
-	db.execOn(conn, "PREPARE explained AS "+sql)
-	defer db.execOn(conn, "DEALLOCATE explained")
+	db.ExecOn(conn, "PREPARE explained AS "+sql)
+	defer db.ExecOn(conn, "DEALLOCATE explained")
 	var plan string
 	err := conn.QueryRow(db.Context(), "EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE explained ("+strings.Join(args, ", ")+")",
 		pgx.QueryExecModeSimpleProtocol).Scan(&plan)
@@ -173,7 +174,7 @@ func TestEveryStatementPreparesAndNamesItsParameters(t *testing.T) {
 	if err != nil || len(files) < 20 {
 		t.Fatalf("%d statements, %v", len(files), err)
 	}
-	conn, err := pgx.Connect(t.Context(), db.dsn)
+	conn, err := pgx.Connect(t.Context(), db.DSN)
 	if err != nil {
 		t.Fatal(err)
 	}

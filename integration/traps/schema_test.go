@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
@@ -28,7 +29,7 @@ func TestWaiterComesAfterTheHolderOfTheLock(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newOutbox(t)
-			db.exec(`
+			db.Exec(`
 				CREATE TABLE orders (id int PRIMARY KEY);
 				INSERT INTO orders VALUES (1);
 				CREATE TABLE twin (id bigint GENERATED ALWAYS AS IDENTITY, topic text, key text, uuid text);
@@ -36,25 +37,25 @@ func TestWaiterComesAfterTheHolderOfTheLock(t *testing.T) {
 					$$ BEGIN PERFORM FROM orders WHERE id = 1 FOR UPDATE; RETURN uuid; END $$;
 				CREATE FUNCTION waiting_key(uuid text) RETURNS text LANGUAGE plpgsql AS
 					$$ BEGIN PERFORM pg_advisory_xact_lock(77); RETURN uuid; END $$;`)
-			r := db.receive(db.pool, inOrder(), nil)
+			r := db.receive(db.Pool, inOrder(), nil)
 			for _, table := range []string{"outbox", "twin"} {
-				holder := db.begin()
-				db.execOn(holder, "SELECT pg_advisory_xact_lock(77)")
-				db.execOn(holder, "SELECT FROM orders WHERE id = 1 FOR UPDATE")
-				waiter := pgserver.Pool(t, db.dsn, setting("application_name", "waiter"))
+				holder := db.Begin()
+				db.ExecOn(holder, "SELECT pg_advisory_xact_lock(77)")
+				db.ExecOn(holder, "SELECT FROM orders WHERE id = 1 FOR UPDATE")
+				waiter := pgserver.Pool(t, db.DSN, outboxtest.Setting("application_name", "waiter"))
 				done := make(chan error, 1)
 				go func() {
 					_, err := waiter.Exec(t.Context(), "INSERT INTO "+table+" (topic, key, uuid) VALUES ('t', 'k', "+value+")")
 					done <- err
 				}()
 				db.blocked("waiter", 1)
-				db.execOn(holder, "INSERT INTO "+table+" (topic, key, uuid) VALUES ('t', 'k', 'holder')")
-				db.commit(holder)
+				db.ExecOn(holder, "INSERT INTO "+table+" (topic, key, uuid) VALUES ('t', 'k', 'holder')")
+				db.Commit(holder)
 				if err := <-done; err != nil {
 					t.Fatal(err)
 				}
 			}
-			if twin := db.ask("SELECT string_agg(uuid, ' ' ORDER BY id) FROM twin"); twin != "waiter holder" {
+			if twin := db.Text("SELECT string_agg(uuid, ' ' ORDER BY id) FROM twin"); twin != "waiter holder" {
 				t.Errorf("the trap is none: the twin's order is %s", twin)
 			}
 			r.exactly("holder", "waiter")
@@ -66,9 +67,9 @@ func TestWaiterComesAfterTheHolderOfTheLock(t *testing.T) {
 func TestCopyIsAFullCitizen(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
-	r := db.receive(db.pool, inOrder(), nil)
+	r := db.receive(db.Pool, inOrder(), nil)
 	r.settle()
-	slow := db.begin()
+	slow := db.Begin()
 	columns := []string{"topic", "key", "uuid", "payload"}
 	copyOn := func(on interface {
 		CopyFrom(context.Context, pgx.Identifier, []string, pgx.CopyFromSource) (int64, error)
@@ -81,9 +82,9 @@ func TestCopyIsAFullCitizen(t *testing.T) {
 		}
 	}
 	copyOn(slow, numbered("slow", 1500))
-	copyOn(db.pool, numbered("fast", 1500))
+	copyOn(db.Pool, numbered("fast", 1500))
 	r.until(numbered("fast", 1500)...)
-	db.commit(slow)
+	db.Commit(slow)
 	r.exactly(append(numbered("fast", 1500), numbered("slow", 1500)...)...)
 }
 
@@ -94,23 +95,23 @@ func TestPreparedTransactionsHoldNobodyUp(t *testing.T) {
 	if db.number("SELECT current_setting('max_prepared_transactions')::bigint") == 0 {
 		t.Fatal("the server must allow prepared transactions: max_prepared_transactions = 20")
 	}
-	prefix := fmt.Sprintf("traps_%d_%s_", os.Getpid(), db.ask("SELECT current_database()"))
+	prefix := fmt.Sprintf("traps_%d_%s_", os.Getpid(), db.Text("SELECT current_database()"))
 	for _, name := range []string{"commit", "rollback", "forgotten"} {
-		tx := db.begin()
+		tx := db.Begin()
 		db.put(tx, "prepared "+name)
-		db.execOn(tx, "PREPARE TRANSACTION '"+prefix+name+"'")
+		db.ExecOn(tx, "PREPARE TRANSACTION '"+prefix+name+"'")
 		_ = tx.Rollback(t.Context()) // the session has no transaction any more
 	}
-	r := db.receive(db.pool, inOrder(), nil)
+	r := db.receive(db.Pool, inOrder(), nil)
 	rows := numbered("row", 50)
-	db.put(db.pool, rows...)
+	db.put(db.Pool, rows...)
 	r.until(rows...)
-	db.exec("COMMIT PREPARED '" + prefix + "commit'")
-	db.exec("ROLLBACK PREPARED '" + prefix + "rollback'")
+	db.Exec("COMMIT PREPARED '" + prefix + "commit'")
+	db.Exec("ROLLBACK PREPARED '" + prefix + "rollback'")
 	r.exactly(append(rows, "prepared commit")...)
 	r.close()
-	db.exec("COMMIT PREPARED '" + prefix + "forgotten'")
-	r = db.receive(db.pool, inOrder(), nil)
+	db.Exec("COMMIT PREPARED '" + prefix + "forgotten'")
+	r = db.receive(db.Pool, inOrder(), nil)
 	r.exactly("prepared forgotten")
 }
 
@@ -120,20 +121,20 @@ func TestShardOfAKeyIsForEver(t *testing.T) {
 	db := newOutbox(t)
 	slots := map[string]int{"order-1": 203, "order-2": 44, "customer/42": 219, "ключ": 128, "🔑": 159, " ": 178, "a\tb": 79}
 	for key := range slots {
-		db.exec("INSERT INTO outbox (topic, key, uuid) VALUES ('t', $1, $1)", key)
+		db.Exec("INSERT INTO outbox (topic, key, uuid) VALUES ('t', $1, $1)", key)
 	}
-	db.exec("INSERT INTO outbox (topic, uuid) VALUES ('t', 'order-1')") // without a key the uuid counts
+	db.Exec("INSERT INTO outbox (topic, uuid) VALUES ('t', 'order-1')") // without a key the uuid counts
 	for _, shards := range []int{1, 16, 100, 256} {
 		cfg := inOrder()
 		cfg.ConsumerGroup, cfg.Shards = fmt.Sprintf("%d shards", shards), shards
-		r := db.receive(db.pool, cfg, nil)
+		r := db.receive(db.Pool, cfg, nil)
 		for key := range slots {
 			r.until(key)
 		}
 		r.settle()
-		for _, d := range r.deliveries() {
-			if slot, ok := slots[d.uuid]; ok && d.Shard != slot%shards {
-				t.Errorf("key %q is in shard %d of %d, want %d", d.uuid, d.Shard, shards, slot%shards)
+		for _, d := range r.All() {
+			if slot, ok := slots[d.UUID]; ok && d.Shard != slot%shards {
+				t.Errorf("key %q is in shard %d of %d, want %d", d.UUID, d.Shard, shards, slot%shards)
 			}
 		}
 		r.close()
@@ -144,33 +145,33 @@ func TestShardOfAKeyIsForEver(t *testing.T) {
 func TestRowLevelSecurityIsLoud(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
-	role := "relay_of_" + db.ask("SELECT current_database()")
-	db.exec("CREATE ROLE " + role + " NOSUPERUSER NOBYPASSRLS")
+	role := "relay_of_" + db.Text("SELECT current_database()")
+	db.Exec("CREATE ROLE " + role + " NOSUPERUSER NOBYPASSRLS")
 	t.Cleanup(func() {
-		if _, err := db.pool.Exec(context.WithoutCancel(t.Context()), "REASSIGN OWNED BY "+role+" TO CURRENT_USER; DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
+		if _, err := db.Pool.Exec(context.WithoutCancel(t.Context()), "REASSIGN OWNED BY "+role+" TO CURRENT_USER; DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
 			t.Error(err)
 		}
 	})
-	db.exec("ALTER TABLE outbox OWNER TO " + role) // an owner is exempt, unless FORCE says otherwise
-	db.exec("GRANT USAGE ON SCHEMA public TO " + role)
-	db.exec("GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO " + role)
-	db.exec("GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO " + role)
-	db.exec("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY; ALTER TABLE outbox FORCE ROW LEVEL SECURITY")
-	db.put(db.pool, "row 1", "row 2")
-	pool, _ := db.newPool(setting("role", role))
+	db.Exec("ALTER TABLE outbox OWNER TO " + role) // an owner is exempt, unless FORCE says otherwise
+	db.Exec("GRANT USAGE ON SCHEMA public TO " + role)
+	db.Exec("GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO " + role)
+	db.Exec("GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO " + role)
+	db.Exec("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY; ALTER TABLE outbox FORCE ROW LEVEL SECURITY")
+	db.put(db.Pool, "row 1", "row 2")
+	pool, _ := db.newPool(outboxtest.Setting("role", role))
 	var seen int
 	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&seen); err != nil || seen != 0 {
 		t.Fatalf("the trap is none: %d rows, %v", seen, err)
 	}
 	r := db.receive(pool, inOrder(), nil)
-	r.log.until(t, "row-level security")
-	if n := len(r.deliveries()); n > 0 {
+	r.log.Until(t, "row-level security")
+	if n := len(r.All()); n > 0 {
 		t.Errorf("%d rows were delivered", n)
 	}
-	if state := db.ask("SELECT string_agg(after_high || ' ' || last_id, ',') FROM outbox_cursors"); state != "0 0" {
+	if state := db.Text("SELECT string_agg(after_high || ' ' || last_id, ',') FROM outbox_cursors"); state != "0 0" {
 		t.Errorf("the position moved over rows that were not seen: %s", state)
 	}
-	db.exec("ALTER ROLE " + role + " BYPASSRLS")
+	db.Exec("ALTER ROLE " + role + " BYPASSRLS")
 	r.exactly("row 1", "row 2")
 }
 
@@ -178,32 +179,32 @@ func TestRowLevelSecurityIsLoud(t *testing.T) {
 func TestSequenceThatCachesIsRefused(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
-	db.exec("ALTER SEQUENCE outbox_id_seq CACHE 10")
-	one, other := db.begin(), db.begin()
+	db.Exec("ALTER SEQUENCE outbox_id_seq CACHE 10")
+	one, other := db.Begin(), db.Begin()
 	db.put(one, "first")
 	db.put(other, "second")
-	db.commit(other)
+	db.Commit(other)
 	db.put(one, "third")
-	db.commit(one)
-	if order := db.ask("SELECT string_agg(uuid, ' ' ORDER BY id) FROM outbox"); order != "first third second" {
+	db.Commit(one)
+	if order := db.Text("SELECT string_agg(uuid, ' ' ORDER BY id) FROM outbox"); order != "first third second" {
 		t.Fatalf("the trap is none: %s", order)
 	}
 	const fix = "ALTER SEQUENCE \"public\".\"outbox_id_seq\" CACHE 1"
-	sub, err := pgoutbox.NewSubscriber(db.pool, inOrder(), nil)
+	sub, err := pgoutbox.NewSubscriber(db.Pool, inOrder(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = sub.Close() }()
 	_, subscribed := sub.Subscribe(t.Context(), "t")
-	bridge, err := pgoutbox.NewPublisherBridge(db.pool, nobody{t}, pgoutbox.BridgeConfig{ConsumerGroup: "bridge"}, nil)
+	bridge, err := pgoutbox.NewPublisherBridge(db.Pool, nobody{t}, pgoutbox.BridgeConfig{ConsumerGroup: "bridge"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	leader, err := pgoutbox.NewLeader(db.pool, pgoutbox.LeaderConfig{Name: "leader"}, nil)
+	leader, err := pgoutbox.NewLeader(db.Pool, pgoutbox.LeaderConfig{Name: "leader"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience/4) // ends those that are not refused
+	ctx, cancel := context.WithTimeout(t.Context(), outboxtest.Patience/4) // ends those that are not refused
 	defer cancel()
 	for what, err := range map[string]error{
 		"Subscribe":           subscribed,
@@ -215,10 +216,10 @@ func TestSequenceThatCachesIsRefused(t *testing.T) {
 			t.Errorf("%s returned %v, which does not say how to mend it", what, err)
 		}
 	}
-	if n := db.ask("SELECT count(*) FROM outbox_consumers"); n != "0" {
+	if n := db.Text("SELECT count(*) FROM outbox_consumers"); n != "0" {
 		t.Errorf("%s consumers were created", n)
 	}
-	db.exec(fix)
+	db.Exec(fix)
 	if err := sub.SubscribeInitialize("t"); err != nil {
 		t.Error(err)
 	}

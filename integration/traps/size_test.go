@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 const megabyte = 1 << 20
@@ -15,16 +17,16 @@ func TestHugeRowPasses(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
 	payloads := make(chan []byte, 1)
-	r := db.receive(db.pool, inOrder(), func(d delivery) bool {
-		if d.uuid == "huge" {
-			payloads <- d.msg.Payload
+	r := db.receive(db.Pool, inOrder(), func(d outboxtest.Delivery) bool {
+		if d.UUID == "huge" {
+			payloads <- d.Message.Payload
 		}
 		return true
 	})
-	db.put(db.pool, "before")
-	db.exec("INSERT INTO outbox (topic, key, uuid, payload) VALUES ('t', 'k', 'huge', convert_to(repeat('0123456789abcdef', $1 / 16), 'UTF8'))",
+	db.put(db.Pool, "before")
+	db.Exec("INSERT INTO outbox (topic, key, uuid, payload) VALUES ('t', 'k', 'huge', convert_to(repeat('0123456789abcdef', $1 / 16), 'UTF8'))",
 		20*megabyte)
-	db.put(db.pool, "after")
+	db.put(db.Pool, "after")
 	r.exactly("before", "huge", "after")
 	if want := bytes.Repeat([]byte("0123456789abcdef"), 20*megabyte/16); !bytes.Equal(<-payloads, want) {
 		t.Error("the payload arrived changed")
@@ -39,14 +41,14 @@ func TestLargeRowsAreOutByBytes(t *testing.T) {
 	cfg := inOrder()
 	cfg.Ordering, cfg.MaxInFlight = 0, 64
 	out := make(chan *message.Message, rows)
-	r := db.receive(db.pool, cfg, func(d delivery) bool {
-		if len(d.msg.Payload) < megabyte {
+	r := db.receive(db.Pool, cfg, func(d outboxtest.Delivery) bool {
+		if len(d.Message.Payload) < megabyte {
 			return true
 		}
-		out <- d.msg
+		out <- d.Message
 		return false
 	})
-	db.exec("INSERT INTO outbox (topic, uuid, payload) SELECT 't', 'large ' || i, convert_to(repeat('x', $1), 'UTF8') FROM generate_series(1, $2) AS i",
+	db.Exec("INSERT INTO outbox (topic, uuid, payload) SELECT 't', 'large ' || i, convert_to(repeat('x', $1), 'UTF8') FROM generate_series(1, $2) AS i",
 		megabyte, rows)
 	r.settle() // small rows pass them by
 	db.ticks(30)
@@ -76,14 +78,14 @@ func TestNothingIsHeldWhileUserCodeRuns(t *testing.T) {
 	db := newOutbox(t)
 	pool, name := db.newPool()
 	release := make(chan struct{})
-	r := db.receive(pool, inOrder(), func(delivery) bool {
+	r := db.receive(pool, inOrder(), func(outboxtest.Delivery) bool {
 		<-release
 		return true
 	})
-	db.put(db.pool, "row 1", "row 2")
+	db.put(db.Pool, "row 1", "row 2")
 	r.until("row 1")
 	// Pages come and go meanwhile, for every transaction of the server; what is held would be there each time one looks.
-	late := time.After(patience)
+	late := time.After(outboxtest.Patience)
 	for pool.Stat().AcquiredConns() > 0 {
 		select {
 		case <-time.After(time.Millisecond):
@@ -91,14 +93,14 @@ func TestNothingIsHeldWhileUserCodeRuns(t *testing.T) {
 			t.Fatal("a connection of the pool is held")
 		}
 	}
-	db.eventually("no transaction is held", `
+	db.Eventually("no transaction is held", `
 		SELECT count(*) = 0 FROM pg_stat_activity
 		WHERE (state LIKE 'idle in transaction%' OR state = 'idle' AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL))
-			AND (application_name = $1 OR `+session+")", name)
-	db.eventually("no lock is held but the shard's", `
+			AND (application_name = $1 OR `+outboxtest.IsLockSession+")", name)
+	db.Eventually("no lock is held but the shard's", `
 		SELECT count(*) = 1 AND bool_and(l.locktype = 'advisory')
 		FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
-		WHERE application_name = $1 OR `+session, name)
+		WHERE application_name = $1 OR `+outboxtest.IsLockSession, name)
 	close(release)
 	r.exactly("row 1", "row 2")
 }

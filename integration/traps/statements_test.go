@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
@@ -99,7 +100,7 @@ func (s *logging) during(db *outbox, f func()) []statement {
 	from := s.mark(db)
 	f()
 	to := s.mark(db)
-	name := db.ask("SELECT current_database()")
+	name := db.Text("SELECT current_database()")
 	var all []statement
 	inside := false
 	for _, row := range s.log(db) {
@@ -131,7 +132,7 @@ func (s *logging) mark(db *outbox) string {
 	if _, err := s.conn.Exec(db.Context(), "SELECT '"+mark+"'", pgx.QueryExecModeSimpleProtocol); err != nil {
 		db.Fatal(err)
 	}
-	late := time.After(patience)
+	late := time.After(outboxtest.Patience)
 	for !slices.ContainsFunc(s.log(db), func(row []string) bool { return strings.Contains(row[13], mark) }) {
 		select {
 		case <-time.After(20 * time.Millisecond):
@@ -193,15 +194,15 @@ func idleConfig(shards int) pgoutbox.SubscriberConfig {
 // led waits until every shard is led.
 func (db *outbox) led() {
 	db.Helper()
-	db.eventually("every shard is led", "SELECT bool_and(term > 0) FROM outbox_cursors")
+	db.Eventually("every shard is led", "SELECT bool_and(term > 0) FROM outbox_cursors")
 }
 
 // ticks waits until the lock session has ticked n times more, going by the session's own start of statements.
 func (db *outbox) ticks(n int) {
 	db.Helper()
 	for range n {
-		last := db.ask("SELECT coalesce(max(query_start)::text, '') FROM pg_stat_activity WHERE " + session)
-		db.eventually("the next tick", "SELECT max(query_start)::text <> $1 FROM pg_stat_activity WHERE "+session, last)
+		last := db.Text("SELECT coalesce(max(query_start)::text, '') FROM pg_stat_activity WHERE " + outboxtest.IsLockSession)
+		db.Eventually("the next tick", "SELECT max(query_start)::text <> $1 FROM pg_stat_activity WHERE "+outboxtest.IsLockSession, last)
 	}
 }
 
@@ -275,9 +276,9 @@ func (s *logging) testIdle(t *testing.T) {
 		db.ticks(3) // the save itself was a transaction to look at
 		var before, after string
 		all := s.during(db, func() {
-			before = db.ask("SELECT pg_current_snapshot()::text")
+			before = db.Text("SELECT pg_current_snapshot()::text")
 			db.ticks(20)
-			after = db.ask("SELECT pg_current_snapshot()::text")
+			after = db.Text("SELECT pg_current_snapshot()::text")
 		})
 		if before != after {
 			t.Errorf("%d shards: an idle reader used transaction ids: %s, then %s", shards, before, after)
@@ -302,7 +303,7 @@ func (s *logging) testIdleConsumers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	db.eventually("four consumers lead every shard", "SELECT count(*) = 256 AND bool_and(term > 0) FROM outbox_cursors")
+	db.Eventually("four consumers lead every shard", "SELECT count(*) = 256 AND bool_and(term > 0) FROM outbox_cursors")
 	db.ticks(3)
 	all := s.during(db, func() { db.ticks(15) })
 	isTicks(t, all)
@@ -314,14 +315,14 @@ func (s *logging) testIdleConsumers(t *testing.T) {
 // Transactions that write no message make a batch, of which one statement finds that it is empty; they are no reason to save.
 func (s *logging) testUnrelated(t *testing.T) {
 	db := s.outbox(t)
-	db.exec("CREATE TABLE business (id int)")
+	db.Exec("CREATE TABLE business (id int)")
 	r := db.receiveNamed(idleConfig(16))
 	r.settle()
 	db.led()
 	db.saved()
 	all := s.during(db, func() {
 		for range 15 {
-			db.exec("INSERT INTO business VALUES (1)")
+			db.Exec("INSERT INTO business VALUES (1)")
 			db.ticks(1)
 		}
 	})
@@ -342,7 +343,7 @@ func (s *logging) testProbes(t *testing.T) {
 	r := db.receiveNamed(idleConfig(1))
 	all := s.during(db, func() {
 		for i := range 40 {
-			db.put(db.pool, fmt.Sprintf("row %d", i))
+			db.put(db.Pool, fmt.Sprintf("row %d", i))
 			r.until(fmt.Sprintf("row %d", i))
 		}
 	})
@@ -356,7 +357,7 @@ func (s *logging) testProbes(t *testing.T) {
 func (s *logging) testSharedScan(t *testing.T) {
 	const rows, page = 10_000, 1000
 	db := s.outbox(t)
-	db.exec(fmt.Sprintf("INSERT INTO outbox (topic, key, uuid) SELECT 't', 'key ' || i, 'row ' || i FROM generate_series(1, %d) AS i", rows))
+	db.Exec(fmt.Sprintf("INSERT INTO outbox (topic, key, uuid) SELECT 't', 'key ' || i, 'row ' || i FROM generate_series(1, %d) AS i", rows))
 	var r *receiver
 	all := s.during(db, func() {
 		r = db.receiveNamed(idleConfig(16))
@@ -380,8 +381,8 @@ func (s *logging) testGaps(t *testing.T) {
 	var want []string
 	for i := range gaps + 1 {
 		want = append(want, fmt.Sprintf("row %d", i))
-		db.put(db.pool, want[i])
-		db.exec("SELECT setval('outbox_id_seq', (SELECT last_value FROM outbox_id_seq) + 100000)") // as 100,000 rollbacks do
+		db.put(db.Pool, want[i])
+		db.Exec("SELECT setval('outbox_id_seq', (SELECT last_value FROM outbox_id_seq) + 100000)") // as 100,000 rollbacks do
 	}
 	var r *receiver
 	all := s.during(db, func() {
@@ -398,13 +399,13 @@ func (s *logging) testGaps(t *testing.T) {
 
 func (s *logging) testStandby(t *testing.T) {
 	db := s.outbox(t)
-	r := db.receive(db.pool, idleConfig(16), nil)
+	r := db.receive(db.Pool, idleConfig(16), nil)
 	db.led()
 	standby, name := db.newPool()
 	second := db.receive(standby, idleConfig(16), nil)
-	leader := db.ask("SELECT pid FROM pg_stat_activity WHERE " + session + " ORDER BY backend_start LIMIT 1")
+	leader := db.Text("SELECT pid FROM pg_stat_activity WHERE " + outboxtest.IsLockSession + " ORDER BY backend_start LIMIT 1")
 	all := s.during(db, func() {
-		db.eventually("the standby has tried", "SELECT count(*) > 0 FROM pg_stat_activity WHERE "+session+
+		db.Eventually("the standby has tried", "SELECT count(*) > 0 FROM pg_stat_activity WHERE "+outboxtest.IsLockSession+
 			" AND pid <> $1::text::int AND query LIKE '%pg_try_advisory_lock%'", leader)
 		db.ticks(30)
 	})
@@ -432,7 +433,7 @@ func (s *logging) testLeader(t *testing.T) {
 			return nil
 		})
 	}()
-	db.eventually("every shard is led", "SELECT count(*) = 4 AND bool_and(term > 0) FROM outbox_cursors")
+	db.Eventually("every shard is led", "SELECT count(*) = 4 AND bool_and(term > 0) FROM outbox_cursors")
 	all := s.during(db, func() { db.ticks(8) })
 	for _, s := range all {
 		if kind := s.kind(); kind != "alive" {

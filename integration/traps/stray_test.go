@@ -14,7 +14,7 @@ func (db *outbox) copyIn(rows ...[]any) {
 		rows[i] = append([]any{"t", "k"}, row...)
 	}
 	columns := []string{"topic", "key", "uuid", "xid", "id"}
-	if _, err := db.pool.CopyFrom(db.Context(), pgx.Identifier{"outbox"}, columns, pgx.CopyFromRows(rows)); err != nil {
+	if _, err := db.Pool.CopyFrom(db.Context(), pgx.Identifier{"outbox"}, columns, pgx.CopyFromRows(rows)); err != nil {
 		db.Fatal(err)
 	}
 }
@@ -33,28 +33,28 @@ const probed = 20 * time.Second
 func TestIDsAboveTheSequenceAreDeliveredOnce(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
-	db.put(db.pool, "honest 1", "honest 2")
+	db.put(db.Pool, "honest 1", "honest 2")
 	db.copyIn([]any{"before 1", db.xid(-1), int64(1000)}, []any{"before 2", db.xid(-1), int64(1001)})
 	if n := db.number("SELECT count(*) FROM outbox WHERE id > (SELECT last_value FROM outbox_id_seq)"); n != 2 {
 		t.Fatalf("%d rows are above the sequence", n)
 	}
-	r := db.receive(db.pool, inOrder(), nil)
+	r := db.receive(db.Pool, inOrder(), nil)
 	r.until("before 1", "before 2") // at acquisition
 
 	db.copyIn([]any{"while running", db.xid(-1), int64(5000)})
 	copied := time.Now()
-	db.put(db.pool, "honest 3") // comes at once, although its id is lower
+	db.put(db.Pool, "honest 3") // comes at once, although its id is lower
 	r.until("while running")
 	if took := time.Since(copied); took > probed {
 		t.Errorf("an id above the sequence was found after %v", took)
 	}
-	db.exec("SELECT setval('outbox_id_seq', 5000)")
-	db.put(db.pool, "honest 4")
+	db.Exec("SELECT setval('outbox_id_seq', 5000)")
+	db.put(db.Pool, "honest 4")
 	r.exactly("honest 1", "honest 2", "before 1", "before 2", "honest 3", "while running", "honest 4")
 
 	again := inOrder()
 	r.close()
-	r = db.receive(db.pool, again, nil)
+	r = db.receive(db.Pool, again, nil)
 	r.exactly()
 }
 
@@ -62,15 +62,15 @@ func TestIDsAboveTheSequenceAreDeliveredOnce(t *testing.T) {
 func TestMarkIsRaisedOverAnOpenTransaction(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
-	r := db.receive(db.pool, inOrder(), nil)
+	r := db.receive(db.Pool, inOrder(), nil)
 	r.settle()
 	ended := db.xid(-1)
-	open := db.begin()
+	open := db.Begin()
 	db.put(open, "open 1")
 	db.copyIn([]any{"stray", ended, int64(100_000)})
 	r.until("stray")
 	db.put(open, "open 2")
-	db.commit(open)
+	db.Commit(open)
 	r.exactly("stray", "open 1", "open 2")
 }
 
@@ -78,12 +78,12 @@ func TestMarkIsRaisedOverAnOpenTransaction(t *testing.T) {
 func TestRowsOfAnArchiveAreDeliveredOnce(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
-	rolledBack := db.begin()
+	rolledBack := db.Begin()
 	db.put(rolledBack, numbered("hole", 10)...) // ids 1 to 10 are free
 	if err := rolledBack.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r := db.receive(db.pool, inOrder(), nil)
+	r := db.receive(db.Pool, inOrder(), nil)
 	r.settle()
 
 	// From the past: every snapshot says that their transaction had ended.
@@ -92,11 +92,11 @@ func TestRowsOfAnArchiveAreDeliveredOnce(t *testing.T) {
 	r.settle()
 
 	// Of a transaction that is open here: they wait for it, as its own rows do.
-	open := db.begin()
+	open := db.Begin()
 	db.put(open, "own")
 	db.copyIn([]any{"same 1", db.openXid(open), int64(3)}, []any{"same 2", db.openXid(open), int64(2002)})
 	r.settle()
-	db.commit(open)
+	db.Commit(open)
 	r.until("same 1", "own", "same 2")
 	r.settle()
 
@@ -104,15 +104,15 @@ func TestRowsOfAnArchiveAreDeliveredOnce(t *testing.T) {
 	future := db.xid(500)
 	db.copyIn([]any{"future 1", future, int64(5)}, []any{"future 2", future, int64(2003)})
 	r.settle()
-	for _, d := range r.deliveries() {
-		if d.uuid == "future 1" || d.uuid == "future 2" {
-			t.Fatalf("%s came although its transaction id proves nothing yet", d.uuid)
+	for _, d := range r.All() {
+		if d.UUID == "future 1" || d.UUID == "future 2" {
+			t.Fatalf("%s came although its transaction id proves nothing yet", d.UUID)
 		}
 	}
-	db.exec("DO $$ BEGIN FOR i IN 1..510 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$")
+	db.Exec("DO $$ BEGIN FOR i IN 1..510 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$")
 	r.exactly("past 1", "past 2", "same 1", "own", "same 2", "future 1", "future 2")
 	r.close()
-	r = db.receive(db.pool, inOrder(), nil)
+	r = db.receive(db.Pool, inOrder(), nil)
 	r.exactly()
 }
 
