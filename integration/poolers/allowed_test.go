@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // allowed are the two ways to run behind a pooler.
@@ -17,7 +18,7 @@ var allowed = []struct {
 	make func(*testing.T) *pooled
 	lock func(*pooled) (dsn string, pooler bool)
 }{
-	{"transaction mode with LockConn", transactions, func(p *pooled) (string, bool) { return p.direct, false }},
+	{"transaction mode with LockConn", transactions, func(p *pooled) (string, bool) { return p.DSN, false }},
 	{"session mode with AllowPooler", sessions, func(*pooled) (string, bool) { return "", true }},
 }
 
@@ -29,7 +30,7 @@ func TestBridgeAndLeaderWorkBehindAPooler(t *testing.T) {
 			pool := p.pool(pgx.QueryExecModeCacheStatement)
 			mails := hard(50)
 			write(t, pool, mails, 4)
-			l := &log{}
+			l := outboxtest.NewLog(t)
 			sent := make(post, 10*len(mails))
 			bridge, err := pgoutbox.NewPublisherBridge(pool, sent, pgoutbox.BridgeConfig{ConsumerGroup: "bridge", LockConn: dsn, AllowPooler: pooler}, l)
 			if err != nil {
@@ -39,10 +40,10 @@ func TestBridgeAndLeaderWorkBehindAPooler(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			stopBridge := runs(t, bridge.Run)
-			defer stopBridge()
+			running := outboxtest.Run(t, bridge.Run)
+			defer running.End()
 			leads := make(chan pgoutbox.Lead, 4)
-			stopLeader := runs(t, func(ctx context.Context) error {
+			leading := outboxtest.Run(t, func(ctx context.Context) error {
 				return leader.Run(ctx, func(ctx context.Context, lead pgoutbox.Lead) error {
 					if _, err := lead.Exec(ctx, "SELECT 1"); err != nil {
 						return err
@@ -52,9 +53,9 @@ func TestBridgeAndLeaderWorkBehindAPooler(t *testing.T) {
 					return nil
 				})
 			})
-			defer stopLeader()
+			defer leading.End()
 			left := maps.Clone(mails)
-			late := time.After(patience)
+			late := time.After(outboxtest.Patience)
 			for shards := 0; len(left) > 0 || shards < 4; {
 				select {
 				case msg := <-sent:
@@ -68,12 +69,12 @@ func TestBridgeAndLeaderWorkBehindAPooler(t *testing.T) {
 					t.Fatalf("%d messages were never sent, %d shards led", len(left), shards)
 				}
 			}
-			if locks := p.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"); locks == "0" {
+			if locks := p.Text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"); locks == "0" {
 				t.Error("nothing is locked")
 			}
-			stopBridge()
-			stopLeader()
-			l.quiet(t)
+			running.End()
+			leading.End()
+			l.MustBeQuiet(t)
 			p.left()
 		})
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // A pooler in transaction mode would leave our locks on a server connection that it hands to others. Whoever starts behind one is
@@ -31,7 +32,7 @@ func TestFC02_TransactionPoolerIsRefused(t *testing.T) {
 	}
 	writing.Wait()
 	p.untouched()
-	if n := p.ask("SELECT count(*) FROM outbox"); n != "500" {
+	if n := p.Text("SELECT count(*) FROM outbox"); n != "500" {
 		t.Errorf("%s of 500 messages are stored", n)
 	}
 }
@@ -52,7 +53,7 @@ func refused(t *testing.T, pool *pgxpool.Pool) {
 		t.Error(err)
 		return
 	}
-	bridge, err := pgoutbox.NewPublisherBridge(pool, nobody{t}, pgoutbox.BridgeConfig{ConsumerGroup: "bridge"}, nil)
+	bridge, err := pgoutbox.NewPublisherBridge(pool, outboxtest.Nobody{T: t}, pgoutbox.BridgeConfig{ConsumerGroup: "bridge"}, nil)
 	if err != nil {
 		t.Error(err)
 		return
@@ -62,7 +63,7 @@ func refused(t *testing.T, pool *pgxpool.Pool) {
 		t.Error(err)
 		return
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience/2) // what is not refused goes on until then
+	ctx, cancel := context.WithTimeout(t.Context(), outboxtest.Patience/2) // what is not refused goes on until then
 	defer cancel()
 	calls := map[string]func() error{
 		"Subscribe": func() error {
@@ -105,7 +106,7 @@ func TestFC02_LockConnToTheServerSurvivesRestarts(t *testing.T) {
 	var writing sync.WaitGroup
 	writing.Go(func() { write(t, pool, mails, 4) })
 	cfg := pgoutbox.SubscriberConfig{
-		ConsumerGroup: "group", LockConn: p.direct, RetryInterval: 50 * time.Millisecond, CloseTimeout: 50 * time.Millisecond,
+		ConsumerGroup: "group", LockConn: p.DSN, RetryInterval: 50 * time.Millisecond, CloseTimeout: 50 * time.Millisecond,
 	}
 	for range 3 {
 		var processes sync.WaitGroup
@@ -134,7 +135,7 @@ func TestFC02_LockConnToTheServerSurvivesRestarts(t *testing.T) {
 		p.left()
 	}
 	writing.Wait()
-	l := &log{}
+	l := outboxtest.NewLog(t)
 	cfg.CloseTimeout = 0
 	sub, err := pgoutbox.NewSubscriber(pool, cfg, l)
 	if err != nil {
@@ -148,6 +149,6 @@ func TestFC02_LockConnToTheServerSurvivesRestarts(t *testing.T) {
 	if err := sub.Close(); err != nil {
 		t.Error(err)
 	}
-	l.quiet(t)
+	l.MustBeQuiet(t)
 	p.left()
 }

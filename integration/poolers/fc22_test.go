@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 var execModes = []pgx.QueryExecMode{
@@ -25,15 +26,15 @@ func TestFC22_HardMessagesPassInEveryExecMode(t *testing.T) {
 			dsn, pooler := way.lock(p)
 			for _, mode := range execModes {
 				t.Run(strings.ReplaceAll(mode.String(), " ", "_"), func(t *testing.T) {
-					p := &pooled{t, p.direct, p.server, p.bouncer, p.dsn}
-					if _, err := p.server.Exec(t.Context(), "DELETE FROM outbox"); err != nil {
+					p := &pooled{p.Within(t), p.bouncer, p.dsn}
+					if _, err := p.Pool.Exec(t.Context(), "DELETE FROM outbox"); err != nil {
 						t.Fatal(err)
 					}
 					pool := p.pool(mode)
 					if err := pgoutbox.Migrate(t.Context(), pool, pgoutbox.SchemaConfig{}); err != nil {
 						t.Errorf("Migrate: %v", err)
 					}
-					l := &log{}
+					l := outboxtest.NewLog(t)
 					sub, err := pgoutbox.NewSubscriber(pool, pgoutbox.SubscriberConfig{
 						ConsumerGroup: fmt.Sprintf("in mode %d", mode), LockConn: dsn, AllowPooler: pooler,
 					}, l)
@@ -53,7 +54,7 @@ func TestFC22_HardMessagesPassInEveryExecMode(t *testing.T) {
 					if err := sub.Close(); err != nil {
 						t.Error(err)
 					}
-					l.quiet(t)
+					l.MustBeQuiet(t)
 					p.left()
 				})
 			}

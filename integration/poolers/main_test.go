@@ -4,7 +4,6 @@ package poolers
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -14,38 +13,29 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
 func TestMain(m *testing.M) { os.Exit(pgserver.Run(m)) }
 
-// patience is how long a test waits for an event before it fails; never how long it takes.
-const patience = 60 * time.Second
-
-// pooled is a database with public.outbox in it, and a PgBouncer in front of it.
+// pooled is an outbox with a PgBouncer in front of it. Its DSN and Pool are the server's own.
 type pooled struct {
-	*testing.T
+	*outboxtest.Outbox
 
-	direct  string // connection string of the server itself
-	server  *pgxpool.Pool
 	bouncer *pgserver.PgBouncer
 	dsn     string // by way of the pooler
 }
 
 func newPooled(t *testing.T, o pgserver.PgBouncerOptions) *pooled {
 	t.Helper()
-	direct := pgserver.Database(t)
-	p := &pooled{T: t, direct: direct, server: pgserver.Pool(t, direct), bouncer: pgserver.Shared(t).PgBouncer(t, o)}
-	p.dsn = p.bouncer.DSN(direct)
-	if err := pgoutbox.Migrate(t.Context(), p.server, pgoutbox.SchemaConfig{}); err != nil {
-		t.Fatal(err)
-	}
+	p := &pooled{Outbox: outboxtest.New(t), bouncer: pgserver.Shared(t).PgBouncer(t, o)}
+	p.dsn = p.bouncer.DSN(p.DSN)
 	return p
 }
 
@@ -64,27 +54,17 @@ func sessions(t *testing.T) *pooled {
 // pool is a pool by way of the pooler.
 func (p *pooled) pool(mode pgx.QueryExecMode) *pgxpool.Pool {
 	p.Helper()
-	return pgserver.Pool(p.T, p.dsn, func(c *pgxpool.Config) {
+	return pgserver.Pool(p.TB, p.dsn, func(c *pgxpool.Config) {
 		c.ConnConfig.DefaultQueryExecMode = mode
 		c.MaxConns = 8
 	})
-}
-
-// ask returns the only value of a query, on the server itself, as text.
-func (p *pooled) ask(sql string) string {
-	p.Helper()
-	var v any
-	if err := p.server.QueryRow(p.Context(), sql).Scan(&v); err != nil {
-		p.Fatalf("%s: %v", sql, err)
-	}
-	return fmt.Sprint(v)
 }
 
 // untouched fails unless nothing was locked or changed and no session of the library's is left.
 func (p *pooled) untouched() {
 	p.Helper()
 	p.left()
-	if n := p.ask("SELECT count(*) FROM outbox_consumers"); n != "0" {
+	if n := p.Text("SELECT count(*) FROM outbox_consumers"); n != "0" {
 		p.Errorf("%s consumers were created", n)
 	}
 }
@@ -92,36 +72,12 @@ func (p *pooled) untouched() {
 // left fails if an advisory lock, or a lock session, is left. Behind a pooler the server knows nothing of who is connected.
 func (p *pooled) left() {
 	p.Helper()
-	eventually(p.T, "no lock session is left", func() (bool, string) {
+	outboxtest.Eventually(p, outboxtest.Patience, "no lock session is left", func() (bool, string) {
 		clients, err := p.bouncer.Clients(p.Context())
-		if err != nil {
-			p.Fatal(err)
-		}
+		p.Must(err)
 		return !slices.ContainsFunc(clients, func(name string) bool { return strings.HasPrefix(name, "pgoutbox ") }), fmt.Sprint(clients)
 	})
-	eventually(p.T, "no advisory lock is left", func() (bool, string) {
-		n := p.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' " +
-			"AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
-		return n == "0", n
-	})
-}
-
-// eventually asks until the answer is yes.
-func eventually(t *testing.T, what string, holds func() (bool, string)) {
-	t.Helper()
-	late := time.NewTimer(patience)
-	defer late.Stop()
-	for {
-		yes, seen := holds()
-		if yes {
-			return
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-late.C:
-			t.Fatalf("never happened: %s; last seen: %s", what, seen)
-		}
-	}
+	p.AwaitLocks(0)
 }
 
 // mail is one message as it was published, and must be read.
@@ -200,7 +156,7 @@ func write(t *testing.T, pool *pgxpool.Pool, all map[string]mail, writers int) {
 // read takes messages until every one of all has come, and compares. A message that comes twice is no fault.
 func read(t *testing.T, from <-chan *message.Message, all map[string]mail) {
 	t.Helper()
-	late := time.After(patience)
+	late := time.After(outboxtest.Patience)
 	missing := maps.Clone(all)
 	for len(missing) > 0 {
 		select {
@@ -220,47 +176,6 @@ func read(t *testing.T, from <-chan *message.Message, all map[string]mail) {
 	}
 }
 
-// log keeps what is reported.
-type log struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (l *log) add(level, text string, err error, fields watermill.LogFields) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, fmt.Sprintf("%s %s: %v %v", level, text, err, fields))
-}
-
-func (l *log) Error(text string, err error, fields watermill.LogFields) {
-	l.add("error", text, err, fields)
-}
-func (l *log) Info(text string, fields watermill.LogFields)     { l.add("info", text, nil, fields) }
-func (l *log) Debug(string, watermill.LogFields)                {}
-func (l *log) Trace(string, watermill.LogFields)                {}
-func (l *log) With(watermill.LogFields) watermill.LoggerAdapter { return l }
-
-// quiet fails if an error was reported.
-func (l *log) quiet(t *testing.T) {
-	t.Helper()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, line := range l.lines {
-		if strings.HasPrefix(line, "error") {
-			t.Errorf("the log says: %s", line)
-		}
-	}
-}
-
-// nobody is a Publisher that nothing should reach.
-type nobody struct{ t *testing.T }
-
-func (n nobody) Publish(string, ...*message.Message) error {
-	n.t.Error("a row was published")
-	return nil
-}
-func (nobody) Close() error { return nil }
-
 // post is a Publisher that hands on what reaches it.
 type post chan *message.Message
 
@@ -271,22 +186,3 @@ func (p post) Publish(_ string, messages ...*message.Message) error {
 	return nil
 }
 func (post) Close() error { return nil }
-
-// runs starts f, which goes on until stop is called, and must then return nil.
-func runs(t *testing.T, f func(context.Context) error) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- f(ctx) }()
-	return sync.OnceFunc(func() {
-		cancel()
-		select {
-		case err := <-done:
-			if err != nil {
-				t.Errorf("Run returned %v", err)
-			}
-		case <-time.After(patience):
-			t.Error("Run does not return")
-		}
-	})
-}
