@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // never is longer than a test: positions are saved at the end only, so what the end does not save comes twice.
@@ -35,11 +36,11 @@ func TestFC59_RouterCloseLosesNoFinishedWork(t *testing.T) {
 	for k := range keys {
 		for i := range 3 {
 			uuids = append(uuids, fmt.Sprintf("products %d/%d", k, i))
-			db.put(fmt.Sprint(k), fmt.Sprintf("%d/%d", k, i))
+			db.Publish(fmt.Sprint(k), fmt.Sprintf("%d/%d", k, i))
 		}
 		first = append(first, fmt.Sprintf("products %d/0", k))
 	}
-	cfg := pgoutbox.SubscriberConfig{SaveInterval: never, CloseTimeout: patience}
+	cfg := pgoutbox.SubscriberConfig{SaveInterval: never, CloseTimeout: outboxtest.Patience}
 	pub := newBroker(seen)
 	r := db.relay(db.subscriber(cfg), pub, handle)
 	seen.times("handled", keys) // one of each key
@@ -76,17 +77,17 @@ func TestFC59_BridgeStopsWithoutDuplicates(t *testing.T) {
 	for k := range keys {
 		for i := range 3 {
 			uuids = append(uuids, fmt.Sprintf("orders %d/%d", k, i))
-			db.put(fmt.Sprint(k), fmt.Sprintf("%d/%d", k, i))
+			db.Publish(fmt.Sprint(k), fmt.Sprintf("%d/%d", k, i))
 		}
 	}
 	cfg := pgoutbox.BridgeConfig{
-		ConsumerGroup: "test", BatchSize: 1, SaveInterval: never, CloseTimeout: patience,
+		ConsumerGroup: "test", BatchSize: 1, SaveInterval: never, CloseTimeout: outboxtest.Patience,
 		PollInterval: 10 * time.Millisecond, RetryInterval: 50 * time.Millisecond,
 	}
 	ended := make(chan error, 2)
 	run := func(ctx context.Context, pub message.Publisher) {
-		bridge, err := pgoutbox.NewPublisherBridge(db.pool, pub, cfg, nil)
-		db.must(err)
+		bridge, err := pgoutbox.NewPublisherBridge(db.Pool, pub, cfg, nil)
+		db.Must(err)
 		go func() { ended <- bridge.Run(ctx) }() // awaited below
 	}
 	slow := &slowPublisher{broker: newBroker(seen), release: make(chan struct{})}
@@ -117,7 +118,7 @@ func wait(t *testing.T, ended <-chan error) {
 		if err != nil {
 			t.Errorf("Run returned %v", err)
 		}
-	case <-time.After(patience):
+	case <-time.After(outboxtest.Patience):
 		t.Fatal("Run does not return")
 	}
 }

@@ -5,6 +5,7 @@ package middleware
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"sync"
@@ -13,10 +14,10 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
@@ -27,71 +28,26 @@ func TestMain(m *testing.M) {
 	))
 }
 
-// patience is how long a test waits for an event before it fails; never how long it takes.
-const patience = 40 * time.Second
-
-const topic = "orders"
-
-// outbox is a database of its own with public.outbox in it.
-type outbox struct {
-	*testing.T
-
-	pool *pgxpool.Pool
-	pub  *pgoutbox.Publisher
-}
+type outbox struct{ *outboxtest.Outbox }
 
 func newOutbox(t *testing.T) *outbox {
 	t.Helper()
-	db := &outbox{T: t, pool: pgserver.Pool(t, pgserver.Database(t))}
-	db.must(pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{}))
-	var err error
-	db.pub, err = pgoutbox.NewPublisher(db.pool, pgoutbox.PublisherConfig{}, nil)
-	db.must(err)
-	return db
-}
-
-func (db *outbox) must(err error) {
-	db.Helper()
-	if err != nil {
-		db.Fatal(err)
-	}
-}
-
-// put publishes messages of one key, named by their UUIDs.
-func (db *outbox) put(key string, uuids ...string) {
-	db.Helper()
-	for _, uuid := range uuids {
-		msg := message.NewMessageWithContext(db.Context(), uuid, []byte(uuid))
-		msg.Metadata.Set(pgoutbox.OrderingKey, key)
-		db.must(db.pub.Publish(topic, msg))
-	}
+	return &outbox{outboxtest.New(t)}
 }
 
 // events is what a test wrote down, in order.
 type events struct {
+	outboxtest.Record[string]
+
 	t *testing.T
-
-	mu   sync.Mutex
-	all  []string
-	more chan struct{}
 }
 
-func newEvents(t *testing.T) *events { return &events{t: t, more: make(chan struct{})} }
+func newEvents(t *testing.T) *events { return &events{t: t} }
 
-func (e *events) add(event string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.all = append(e.all, event)
-	close(e.more)
-	e.more = make(chan struct{})
-}
+func (e *events) add(event string) { e.Add(event) }
 
 // count is how often an event was written down.
-func (e *events) count(event string) int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return count(e.all, event)
-}
+func (e *events) count(event string) int { return count(e.All(), event) }
 
 func count(all []string, event string) (n int) {
 	for _, other := range all {
@@ -103,11 +59,7 @@ func count(all []string, event string) (n int) {
 }
 
 // index is where an event was first written down, -1: nowhere.
-func (e *events) index(event string) int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Index(e.all, event)
-}
+func (e *events) index(event string) int { return slices.Index(e.All(), event) }
 
 func (e *events) until(wanted ...string) {
 	e.t.Helper()
@@ -119,22 +71,10 @@ func (e *events) until(wanted ...string) {
 // times waits until an event was written down n times.
 func (e *events) times(event string, n int) {
 	e.t.Helper()
-	late := time.After(patience)
-	for {
-		e.mu.Lock()
-		got, more := count(e.all, event), e.more
-		e.mu.Unlock()
-		if got >= n {
-			return
-		}
-		select {
-		case <-more:
-		case <-late:
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			e.t.Fatalf("%q was seen %d times, not %d; seen: %q", event, got, n, e.all[:min(len(e.all), 40)])
-		}
-	}
+	e.Await(e.t, outboxtest.Patience, func(all []string) (bool, string) {
+		got := count(all, event)
+		return got >= n, fmt.Sprintf("%q was seen %d times, not %d; seen: %q", event, got, n, all[:min(len(all), 40)])
+	})
 }
 
 // once fails unless each of the events was written down once.
@@ -157,8 +97,8 @@ func (db *outbox) subscriber(cfg pgoutbox.SubscriberConfig) *pgoutbox.Subscriber
 		cfg.NackDelay = -1
 		cfg.MaxNackDelay = 20 * time.Millisecond
 	}
-	sub, err := pgoutbox.NewSubscriber(db.pool, cfg, nil)
-	db.must(err)
+	sub, err := pgoutbox.NewSubscriber(db.Pool, cfg, nil)
+	db.Must(err)
 	return sub
 }
 
@@ -174,8 +114,8 @@ type running struct {
 // start makes a Router, and runs it when add has added its handlers.
 func (db *outbox) start(add func(*message.Router)) *running {
 	db.Helper()
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: patience}, watermill.NopLogger{})
-	db.must(err)
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: outboxtest.Patience}, watermill.NopLogger{})
+	db.Must(err)
 	add(router)
 	r := &running{Router: router, db: db, done: make(chan struct{})}
 	go func() { // end waits
@@ -187,7 +127,7 @@ func (db *outbox) start(add func(*message.Router)) *running {
 	db.Cleanup(r.end)
 	select {
 	case <-router.Running():
-	case <-time.After(patience):
+	case <-time.After(outboxtest.Patience):
 		db.Fatal("the Router does not start")
 	}
 	return r
@@ -203,7 +143,7 @@ func (r *running) end() {
 	})
 	select {
 	case <-r.done:
-	case <-time.After(patience):
+	case <-time.After(outboxtest.Patience):
 		r.db.Error("Router.Run does not return")
 	}
 }
@@ -213,7 +153,7 @@ func (db *outbox) relay(sub message.Subscriber, pub message.Publisher, handle me
 	db.Helper()
 	return db.start(func(router *message.Router) {
 		router.AddMiddleware(middlewares...)
-		router.AddHandler("relay", topic, sub, "products", pub, handle)
+		router.AddHandler("relay", outboxtest.Topic, sub, "products", pub, handle)
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/sony/gobreaker"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // forGood is the filter of the poison queue: whether an error says something about the message. What the shutdown, a lost lead or
@@ -48,24 +49,24 @@ func retry(times int) middleware.Retry {
 // poison is the poison queue, itself in the outbox: a message is in one or the other, whatever breaks in between.
 func (db *outbox) poison(filter func(error) bool) message.HandlerMiddleware {
 	db.Helper()
-	queue, err := middleware.PoisonQueueWithFilter(db.pub, "poisoned", filter)
-	db.must(err)
+	queue, err := middleware.PoisonQueueWithFilter(db.Pub, "poisoned", filter)
+	db.Must(err)
 	return queue
 }
 
 // poisoned returns the reason of each message in the poison queue, by UUID.
 func (db *outbox) poisoned() map[string]string {
 	db.Helper()
-	rows, err := db.pool.Query(db.Context(), "SELECT uuid, metadata->>'reason_poisoned' FROM outbox WHERE topic = 'poisoned'")
-	db.must(err)
+	rows, err := db.Pool.Query(db.Context(), "SELECT uuid, metadata->>'reason_poisoned' FROM outbox WHERE topic = 'poisoned'")
+	db.Must(err)
 	defer rows.Close()
 	out := map[string]string{}
 	for rows.Next() {
 		var uuid, reason string
-		db.must(rows.Scan(&uuid, &reason))
+		db.Must(rows.Scan(&uuid, &reason))
 		out[uuid] = reason
 	}
-	db.must(rows.Err())
+	db.Must(rows.Err())
 	return out
 }
 
@@ -108,8 +109,8 @@ func TestStackInTheRightOrder(t *testing.T) {
 	first := message.NewMessageWithContext(t.Context(), "with a correlation id", nil)
 	first.Metadata.Set(pgoutbox.OrderingKey, "key")
 	middleware.SetCorrelationID("the correlation id", first)
-	db.must(db.pub.Publish(topic, first))
-	db.put("key", "fails twice", "fails", "after it", "panics", "after that", "hangs", "last")
+	db.Must(db.Pub.Publish(outboxtest.Topic, first))
+	db.Publish("key", "fails twice", "fails", "after it", "panics", "after that", "hangs", "last")
 
 	seen.until("products of last")
 	seen.once("products of with a correlation id", "products of fails twice", "products of after it", "products of after that", "products of last")
@@ -151,7 +152,7 @@ func TestPoisonQueueInsideRetryNeverRetries(t *testing.T) {
 		return nil, nil
 	}
 	db.relay(db.subscriber(pgoutbox.SubscriberConfig{}), newBroker(seen), handle, retry(5).Middleware, db.poison(forGood))
-	db.put("key", "fails once", "probe")
+	db.Publish("key", "fails once", "probe")
 	seen.until("probe")
 	if _, poisoned := db.poisoned()["fails once"]; !poisoned || seen.count("fails once") != 1 {
 		t.Errorf("handled %d times; this order is documented as wrong and seems to be right", seen.count("fails once"))
@@ -168,7 +169,7 @@ func TestRecovererOutsideThePoisonQueueLeavesPanicsToTheNack(t *testing.T) {
 	}
 	db.relay(db.subscriber(pgoutbox.SubscriberConfig{}), newBroker(seen), handle,
 		middleware.Recoverer, db.poison(forGood), retry(2).Middleware)
-	db.put("key", "panics")
+	db.Publish("key", "panics")
 	seen.times("panics", 5)
 	if len(db.poisoned()) != 0 {
 		t.Error("documented as wrong and seems to be right")
@@ -211,21 +212,21 @@ func TestFilterOfThePoisonQueueAtShutdown(t *testing.T) {
 				return nil, msg.Context().Err()
 			}
 			slow := retry(3)
-			slow.InitialInterval, slow.MaxInterval = patience, patience
+			slow.InitialInterval, slow.MaxInterval = outboxtest.Patience, outboxtest.Patience
 			queue, err := middleware.PoisonQueueWithFilter(careless{seen}, "poisoned", test.filter)
-			db.must(err)
+			db.Must(err)
 			if test.outbox {
 				queue = db.poison(test.filter)
 			}
 			stack := []message.HandlerMiddleware{queue, slow.Middleware}
 			cfg := pgoutbox.SubscriberConfig{CloseTimeout: 50 * time.Millisecond}
 			r := db.relay(db.subscriber(cfg), newBroker(seen), handle, stack...)
-			db.put("key", "good")
+			db.Publish("key", "good")
 			seen.until("good")
 			r.end()
 			again.Store(true)
 			db.relay(db.subscriber(cfg), newBroker(seen), handle, stack...)
-			db.put("key", "probe")
+			db.Publish("key", "probe")
 			seen.until("probe")
 			if poisoned := seen.count("poisoned good")+len(db.poisoned()) > 0; poisoned != test.poisoned {
 				t.Errorf("poisoned: %t, not %t", poisoned, test.poisoned)
@@ -264,9 +265,9 @@ func TestTimeoutLeavesADeadContextBehind(t *testing.T) {
 			if kept {
 				stack = append(stack, keepContext)
 			}
-			stack = append(stack, middleware.Timeout(patience))
+			stack = append(stack, middleware.Timeout(outboxtest.Patience))
 			db.relay(db.subscriber(pgoutbox.SubscriberConfig{}), newBroker(seen), handle, stack...)
-			db.put("key", "passed through")
+			db.Publish("key", "passed through")
 			if kept {
 				seen.once("products passed through", "passed through")
 				return
@@ -314,7 +315,7 @@ func TestCircuitBreakerKeepsEveryRow(t *testing.T) {
 		for i := range 4 {
 			uuids = append(uuids, fmt.Sprintf("key %d/%d", k, i))
 		}
-		db.put(fmt.Sprint("key ", k), uuids...)
+		db.Publish(fmt.Sprint("key ", k), uuids...)
 		all = append(all, uuids...)
 	}
 	seen.times("open", 3)
@@ -343,7 +344,7 @@ func TestThrottleSlowsDownAndLosesNothing(t *testing.T) {
 		return nil, nil
 	}
 	uuids := []string{"1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11"}
-	db.put("key", uuids...)
+	db.Publish("key", uuids...)
 	const each = 20 * time.Millisecond
 	start := time.Now()
 	db.relay(db.subscriber(pgoutbox.SubscriberConfig{}), newBroker(seen), handle, middleware.NewThrottle(1, each).Middleware)
@@ -375,7 +376,7 @@ func TestDeduplicatorLosesMessages(t *testing.T) {
 		}
 		msg := message.NewMessageWithContext(t.Context(), uuid, []byte(payload))
 		msg.Metadata.Set(pgoutbox.OrderingKey, "key")
-		db.must(db.pub.Publish(topic, msg))
+		db.Must(db.Pub.Publish(outboxtest.Topic, msg))
 	}
 	seen.until("done one", "done probe") // rows of one key: those before it are acked
 	if seen.count("done fails once") != 0 || seen.count("other") != 0 {
@@ -397,12 +398,12 @@ func TestInstantAckLosesMessagesAndOrder(t *testing.T) {
 		return nil, nil
 	}
 	r := db.relay(db.subscriber(pgoutbox.SubscriberConfig{}), newBroker(seen), handle, middleware.InstantAck)
-	db.put("key", "first", "second")
+	db.Publish("key", "first", "second")
 	seen.until("second") // while the first of its key is not done
 	close(release)
 	r.end()
 	db.relay(db.subscriber(pgoutbox.SubscriberConfig{}), newBroker(seen), handle, middleware.InstantAck)
-	db.put("key", "probe")
+	db.Publish("key", "probe")
 	seen.until("probe")
 	if seen.count("first") != 1 {
 		t.Error("documented as losing messages and seems to lose none")
