@@ -28,15 +28,15 @@ var namedGrant = regexp.MustCompile(`GRANT ([A-Z]+ ON (?:SCHEMA )?"box"(?:\."\w+
 // The least rights are enough, and each that is missing is named in such a way that whoever reads it can paste it.
 func TestEachMissingRightOfAReaderIsNamed(t *testing.T) {
 	db := newOutbox(t, "box")
-	uuids := db.put(db.pool, "row", 3)
-	role, pool := db.role()
+	uuids := db.put(db.Pool, "row", 3)
+	role, pool := db.Role()
 	for _, grant := range readerGrants {
-		db.exec("GRANT " + grant + " TO " + role)
+		db.Exec("GRANT " + grant + " TO " + role)
 	}
 	for i, grant := range readerGrants {
 		t.Run(grant, func(t *testing.T) {
 			db := db.in(t)
-			db.exec("REVOKE " + grant + " FROM " + role)
+			db.Exec("REVOKE " + grant + " FROM " + role)
 			cfg := db.group(fmt.Sprintf("group %d", i))
 			var fix string
 			for what, err := range db.refusals(pool, cfg) {
@@ -47,20 +47,20 @@ func TestEachMissingRightOfAReaderIsNamed(t *testing.T) {
 					}
 				}
 			}
-			if n := db.ask("SELECT count(*) FROM box.outbox_consumers WHERE group_name = $1", cfg.ConsumerGroup); n != "0" {
+			if n := db.Text("SELECT count(*) FROM box.outbox_consumers WHERE group_name = $1", cfg.ConsumerGroup); n != "0" {
 				t.Errorf("%s consumers were created", n)
 			}
 			if fix == "" {
 				fix = grant
 			}
-			db.exec("GRANT " + fix + " TO " + role)
+			db.Exec("GRANT " + fix + " TO " + role)
 			db.receive(db.subscribe(db.subscriber(pool, cfg)), uuids)
 		})
 	}
 	t.Run("all", func(t *testing.T) {
 		db := db.in(t)
 		for _, grant := range readerGrants[1:] {
-			db.exec("REVOKE " + grant + " FROM " + role)
+			db.Exec("REVOKE " + grant + " FROM " + role)
 		}
 		for what, err := range db.refusals(pool, db.group("all")) {
 			says(t, what, err, readerGrants[1:]...)
@@ -72,36 +72,36 @@ func TestEachMissingRightOfAReaderIsNamed(t *testing.T) {
 // soon as it is granted: nothing is skipped.
 func TestMissingRightOfThePoolLosesNothing(t *testing.T) {
 	db := newOutbox(t, "box")
-	uuids := db.put(db.pool, "row", 30)
-	role, pool := db.role()
+	uuids := db.put(db.Pool, "row", 30)
+	role, pool := db.Role()
 	cfg := db.group("group")
-	cfg.LockConn = db.dsn
+	cfg.LockConn = db.DSN
 	messages := db.subscribe(db.subscriber(pool, cfg))
-	db.log.until(t, "error", "permission denied", "42501")
-	db.exec("GRANT USAGE ON SCHEMA box TO " + role)
-	db.log.until(t, "error", "permission denied for table outbox", "42501")
-	db.exec("GRANT SELECT ON box.outbox TO " + role)
+	db.log.Until(t, "error", "permission denied", "42501")
+	db.Exec("GRANT USAGE ON SCHEMA box TO " + role)
+	db.log.Until(t, "error", "permission denied for table outbox", "42501")
+	db.Exec("GRANT SELECT ON box.outbox TO " + role)
 	db.receive(messages, uuids)
 }
 
 // Where the server will not tell who it is, the reader says once what it cannot see, and reads.
 func TestServerThatWillNotTellItsIdentityIsReadAllTheSame(t *testing.T) {
 	db := newOutbox(t, "box")
-	uuids := db.put(db.pool, "row", 3)
-	role, pool := db.role()
+	uuids := db.put(db.Pool, "row", 3)
+	role, pool := db.Role()
 	for _, grant := range readerGrants {
-		db.exec("GRANT " + grant + " TO " + role)
+		db.Exec("GRANT " + grant + " TO " + role)
 	}
-	db.exec("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC") // of this database alone
+	db.Exec("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC") // of this database alone
 	db.receive(db.subscribe(db.subscriber(pool, db.group("group"))), uuids)
-	db.log.until(t, "info", "identity", "EXECUTE ON FUNCTION pg_control_system()")
-	db.log.quiet(t)
+	db.log.Until(t, "info", "identity", "EXECUTE ON FUNCTION pg_control_system()")
+	db.log.MustBeQuiet(t)
 }
 
 // A writer needs five columns and the schema. The error for each is the same, and mends each.
 func TestEachMissingRightOfAWriterIsNamed(t *testing.T) {
 	db := newOutbox(t, "box")
-	role, pool := db.role()
+	role, pool := db.Role()
 	pub, err := pgoutbox.NewPublisher(pool, pgoutbox.PublisherConfig{Schema: "box"}, db.log)
 	if err != nil {
 		t.Fatal(err)
@@ -112,21 +112,21 @@ func TestEachMissingRightOfAWriterIsNamed(t *testing.T) {
 		needed = append(needed, fmt.Sprintf(`INSERT (%s) ON "box"."outbox"`, column))
 	}
 	for _, grant := range needed {
-		db.exec("GRANT " + grant + " TO " + role)
+		db.Exec("GRANT " + grant + " TO " + role)
 	}
 	for _, grant := range needed {
-		db.exec("REVOKE " + grant + " FROM " + role)
+		db.Exec("REVOKE " + grant + " FROM " + role)
 		says(t, "without "+grant, pub.Publish("t", secret("refused")), "42501", "GRANT "+needed[0], "GRANT "+columns)
 		if strings.HasPrefix(grant, "USAGE") {
-			db.exec("GRANT " + grant + " TO " + role)
+			db.Exec("GRANT " + grant + " TO " + role)
 		} else {
-			db.exec("GRANT " + columns + " TO " + role)
+			db.Exec("GRANT " + columns + " TO " + role)
 		}
 		if err := pub.Publish("t", secret("with "+grant)); err != nil {
 			t.Errorf("with %s: %v", grant, err)
 		}
 	}
-	if n := db.ask("SELECT string_agg(uuid, '; ' ORDER BY id) FROM box.outbox"); n != "with "+strings.Join(needed, "; with ") {
+	if n := db.Text("SELECT string_agg(uuid, '; ' ORDER BY id) FROM box.outbox"); n != "with "+strings.Join(needed, "; with ") {
 		t.Errorf("stored are %s", n)
 	}
 }
@@ -137,7 +137,7 @@ func TestMissingSchemaIsForMigrate(t *testing.T) {
 	all := []string{"outbox", "outbox_id_seq", "outbox_consumers", "outbox_cursors", "outbox_epochs"}
 	missing := func(cfg pgoutbox.SubscriberConfig, names ...string) {
 		t.Helper()
-		for what, err := range db.refusals(db.pool, cfg) {
+		for what, err := range db.refusals(db.Pool, cfg) {
 			says(t, what, err, append(slices.Clone(names), "missing", "run Migrate")...)
 		}
 	}
@@ -146,13 +146,13 @@ func TestMissingSchemaIsForMigrate(t *testing.T) {
 	missing(cfg, all...)
 	cfg.Schema, cfg.Table = "box", "absent"
 	missing(cfg, `"box"."absent"`)
-	db.exec("DROP TABLE box.outbox_cursors")
+	db.Exec("DROP TABLE box.outbox_cursors")
 	missing(db.group("group"), `"box"."outbox_cursors"`)
-	db.exec("DROP TABLE box.outbox_epochs; DROP TABLE box.outbox_consumers")
+	db.Exec("DROP TABLE box.outbox_epochs; DROP TABLE box.outbox_consumers")
 	missing(db.group("group"), `"box"."outbox_cursors"`, `"box"."outbox_epochs"`, `"box"."outbox_consumers"`)
-	if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{Schema: "box"}); err != nil {
+	if err := pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{Schema: "box"}); err != nil {
 		t.Fatal(err)
 	}
-	uuids := db.put(db.pool, "row", 3)
-	db.receive(db.subscribe(db.subscriber(db.pool, db.group("group"))), uuids)
+	uuids := db.put(db.Pool, "row", 3)
+	db.receive(db.subscribe(db.subscriber(db.Pool, db.group("group"))), uuids)
 }

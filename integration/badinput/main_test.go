@@ -12,83 +12,40 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
 func TestMain(m *testing.M) { os.Exit(pgserver.Run(m)) }
 
-const (
-	patience = 60 * time.Second // how long a test waits for an event before it fails; never how long it takes
-	hush     = "hush-"
-)
+const hush = "hush-"
 
-// outbox is a database of its own with an outbox in it, and a superuser's pool on it.
+// outbox has its tables in a schema, "" for public, and a log of its own.
 type outbox struct {
-	*testing.T
+	*outboxtest.Outbox
 
-	dsn    string
-	pool   *pgxpool.Pool
 	schema string
-	log    *log
+	log    *outboxtest.Log
 }
 
 func newOutbox(t *testing.T, schema string) *outbox {
 	t.Helper()
-	dsn := pgserver.Database(t)
-	db := &outbox{t, dsn, pgserver.Pool(t, dsn), schema, newLog(t)}
-	if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{Schema: schema}); err != nil {
-		t.Fatal(err)
-	}
+	db := &outbox{outboxtest.Open(t, pgserver.Database(t)), schema, newLog(t)}
+	db.Must(pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{Schema: schema}))
 	return db
 }
 
 // in is the same outbox in a test within the test.
 func (db *outbox) in(t *testing.T) *outbox {
 	t.Helper()
-	return &outbox{t, db.dsn, db.pool, db.schema, newLog(t)}
-}
-
-func (db *outbox) exec(sql string, args ...any) {
-	db.Helper()
-	if _, err := db.pool.Exec(db.Context(), sql, args...); err != nil {
-		db.Fatalf("%s: %v", sql, err)
-	}
-}
-
-// ask returns the only value of a query as text.
-func (db *outbox) ask(sql string, args ...any) string {
-	db.Helper()
-	var v any
-	if err := db.pool.QueryRow(db.Context(), sql, args...).Scan(&v); err != nil {
-		db.Fatalf("%s: %v", sql, err)
-	}
-	return fmt.Sprint(v)
-}
-
-// role creates a role that may do nothing, and returns its name and a pool whose sessions are that role.
-func (db *outbox) role(mod ...func(*pgxpool.Config)) (string, *pgxpool.Pool) {
-	db.Helper()
-	name := fmt.Sprintf("role_%s_of_%s", db.ask("SELECT count(*) FROM pg_roles"), db.ask("SELECT current_database()"))
-	db.exec("CREATE ROLE " + name + " NOSUPERUSER NOBYPASSRLS")
-	db.Cleanup(func() {
-		if _, err := db.pool.Exec(context.WithoutCancel(db.Context()), "DROP OWNED BY "+name+"; DROP ROLE "+name); err != nil {
-			db.Error(err)
-		}
-	})
-	return name, pgserver.Pool(db.T, db.dsn, append(mod, setting("role", name))...)
-}
-
-func setting(name, value string) func(*pgxpool.Config) {
-	return func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[name] = value }
+	return &outbox{db.Within(t), db.schema, newLog(t)}
 }
 
 // put publishes messages full of secrets, of two keys and of none, and returns their UUIDs.
@@ -159,7 +116,7 @@ func (db *outbox) receive(from <-chan *message.Message, uuids []string) {
 	for _, uuid := range uuids {
 		missing[uuid] = true
 	}
-	late := time.After(patience)
+	late := time.After(outboxtest.Patience)
 	for len(missing) > 0 {
 		select {
 		case msg, open := <-from:
@@ -185,7 +142,7 @@ func (db *outbox) receive(from <-chan *message.Message, uuids []string) {
 func (db *outbox) refusals(pool *pgxpool.Pool, cfg pgoutbox.SubscriberConfig) map[string]error {
 	db.Helper()
 	sub := db.subscriber(pool, cfg)
-	bridge, err := pgoutbox.NewPublisherBridge(pool, nobody{db.T}, pgoutbox.BridgeConfig{
+	bridge, err := pgoutbox.NewPublisherBridge(pool, outboxtest.Nobody{T: db.TB}, pgoutbox.BridgeConfig{
 		Schema: cfg.Schema, Table: cfg.Table, ConsumerGroup: cfg.ConsumerGroup, Topic: "t", Shards: cfg.Shards, OnlyShards: cfg.OnlyShards,
 		LockConn: cfg.LockConn, CloseTimeout: cfg.CloseTimeout,
 	}, db.log)
@@ -198,7 +155,7 @@ func (db *outbox) refusals(pool *pgxpool.Pool, cfg pgoutbox.SubscriberConfig) ma
 	if err != nil {
 		db.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(db.Context(), patience/4) // what is not refused goes on until then
+	ctx, cancel := context.WithTimeout(db.Context(), outboxtest.Patience/4) // what is not refused goes on until then
 	defer cancel()
 	_, subscribed := sub.Subscribe(ctx, "t")
 	return map[string]error{
@@ -229,84 +186,14 @@ func says(t *testing.T, what string, err error, texts ...string) {
 	}
 }
 
-// nobody is a Publisher that nothing should reach.
-type nobody struct{ t *testing.T }
-
-func (n nobody) Publish(string, ...*message.Message) error {
-	n.t.Error("a row was published")
-	return nil
-}
-func (nobody) Close() error { return nil }
-
-// log keeps what is logged, at every level. At the end of its test it must hold no secret.
-type log struct {
-	fields watermill.LogFields
-	*lines
-}
-
-type lines struct {
-	mu  sync.Mutex
-	all []string
-}
-
-func newLog(t *testing.T) *log {
+// newLog keeps what is logged, at every level. At the end of its test it must hold no secret.
+func newLog(t *testing.T) *outboxtest.Log {
 	t.Helper()
-	l := &log{nil, &lines{}}
+	l := outboxtest.NewLog(t)
 	t.Cleanup(func() { // after all that was made later is closed
 		if text := l.String(); strings.Contains(text, hush) {
 			t.Errorf("the log tells a secret:\n%s", text)
 		}
 	})
 	return l
-}
-
-func (l *log) add(level, text string, err error, fields watermill.LogFields) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.all = append(l.all, fmt.Sprintf("%s %s: %v %v %v", level, text, err, l.fields, fields))
-}
-
-func (l *log) Error(text string, err error, fields watermill.LogFields) {
-	l.add("error", text, err, fields)
-}
-func (l *log) Info(text string, fields watermill.LogFields)  { l.add("info", text, nil, fields) }
-func (l *log) Debug(text string, fields watermill.LogFields) { l.add("debug", text, nil, fields) }
-func (l *log) Trace(text string, fields watermill.LogFields) { l.add("trace", text, nil, fields) }
-func (l *log) With(fields watermill.LogFields) watermill.LoggerAdapter {
-	return &log{l.fields.Add(fields), l.lines}
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Join(l.all[:min(len(l.all), 200)], "\n")
-}
-
-// until waits for a line that contains every one of the texts.
-func (l *log) until(t *testing.T, texts ...string) {
-	t.Helper()
-	late := time.NewTimer(patience)
-	defer late.Stop()
-	for {
-		for line := range strings.SplitSeq(l.String(), "\n") {
-			if !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(line, text) }) {
-				return
-			}
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-late.C:
-			t.Fatalf("the log has no line with %q:\n%s", texts, l)
-		}
-	}
-}
-
-// quiet fails if an error was logged.
-func (l *log) quiet(t *testing.T) {
-	t.Helper()
-	for line := range strings.SplitSeq(l.String(), "\n") {
-		if strings.HasPrefix(line, "error ") {
-			t.Errorf("the log says: %s", line)
-		}
-	}
 }

@@ -10,13 +10,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
 // Settings that a role, a database or a pool may bring along change nothing of what is written or read.
 func TestSettingsOfARoleChangeNothing(t *testing.T) {
 	db := newOutbox(t, "")
-	db.exec(shadows)
+	db.Exec(shadows)
 	tests := []struct {
 		name     string
 		settings map[string]string
@@ -61,13 +62,13 @@ func TestSettingsOfARoleChangeNothing(t *testing.T) {
 	for i, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			db := db.in(t)
-			db.exec("TRUNCATE outbox RESTART IDENTITY CASCADE")
-			pool := pgserver.Pool(t, db.dsn, func(c *pgxpool.Config) {
+			db.Exec("TRUNCATE outbox RESTART IDENTITY CASCADE")
+			pool := pgserver.Pool(t, db.DSN, func(c *pgxpool.Config) {
 				maps.Copy(c.ConnConfig.RuntimeParams, tt.settings)
 			})
 			writer := pool
 			if tt.readOnly {
-				writer = db.pool
+				writer = db.Pool
 			}
 			uuids := db.put(writer, "before", 10)
 			cfg := db.group(fmt.Sprintf("group %d", i))
@@ -79,16 +80,16 @@ func TestSettingsOfARoleChangeNothing(t *testing.T) {
 			if err := sub.Close(); err != nil {
 				t.Error(err)
 			}
-			if n := db.ask(behind, cfg.ConsumerGroup); n != "0" && !tt.noisy {
+			if n := db.Text(behind, cfg.ConsumerGroup); n != "0" && !tt.noisy {
 				t.Errorf("%s rows would be delivered again", n)
 			}
 			if !tt.noisy {
-				db.log.quiet(t)
+				db.log.MustBeQuiet(t)
 			}
 		})
 	}
 	for _, table := range []string{"outbox", "outbox_consumers", "outbox_cursors", "outbox_epochs"} {
-		if n := db.ask("SELECT count(*) FROM shadows." + table); n != "0" {
+		if n := db.Text("SELECT count(*) FROM shadows." + table); n != "0" {
 			t.Errorf("%s rows went to the %s of the shadows", n, table)
 		}
 	}
@@ -119,7 +120,7 @@ const shadows = `CREATE SCHEMA shadows;
 // A role that may only read cannot publish, and is told why.
 func TestReadOnlyWriterIsToldWhy(t *testing.T) {
 	db := newOutbox(t, "")
-	pub, err := pgoutbox.NewPublisher(pgserver.Pool(t, db.dsn, setting("default_transaction_read_only", "on")), pgoutbox.PublisherConfig{}, db.log)
+	pub, err := pgoutbox.NewPublisher(pgserver.Pool(t, db.DSN, outboxtest.Setting("default_transaction_read_only", "on")), pgoutbox.PublisherConfig{}, db.log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +130,7 @@ func TestReadOnlyWriterIsToldWhy(t *testing.T) {
 // A writer that is cut short by its own timeout has stored nothing, and is told so by the server's code.
 func TestWriterThatTimesOutHasStoredNothing(t *testing.T) {
 	db := newOutbox(t, "")
-	tx, err := db.pool.Begin(t.Context())
+	tx, err := db.Pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +139,7 @@ func TestWriterThatTimesOutHasStoredNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, code := range map[string]string{"statement_timeout": "57014", "lock_timeout": "55P03"} {
-		pub, err := pgoutbox.NewPublisher(pgserver.Pool(t, db.dsn, setting(name, "50ms")), pgoutbox.PublisherConfig{}, db.log)
+		pub, err := pgoutbox.NewPublisher(pgserver.Pool(t, db.DSN, outboxtest.Setting(name, "50ms")), pgoutbox.PublisherConfig{}, db.log)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,7 +148,7 @@ func TestWriterThatTimesOutHasStoredNothing(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n := db.ask("SELECT count(*) FROM outbox"); n != "0" {
+	if n := db.Text("SELECT count(*) FROM outbox"); n != "0" {
 		t.Errorf("%s rows are stored", n)
 	}
 }
@@ -158,20 +159,20 @@ func TestRowLevelSecurityOnOurOwnTablesIsLoud(t *testing.T) {
 	for _, table := range []string{"outbox_consumers", "outbox_cursors", "outbox_epochs"} {
 		t.Run(table, func(t *testing.T) {
 			db := newOutbox(t, "box")
-			uuids := db.put(db.pool, "row", 9)
-			role, pool := db.role()
+			uuids := db.put(db.Pool, "row", 9)
+			role, pool := db.Role()
 			for _, grant := range readerGrants {
-				db.exec("GRANT " + grant + " TO " + role)
+				db.Exec("GRANT " + grant + " TO " + role)
 			}
-			db.exec("ALTER TABLE box." + table + " ENABLE ROW LEVEL SECURITY; ALTER TABLE box." + table + " FORCE ROW LEVEL SECURITY")
+			db.Exec("ALTER TABLE box." + table + " ENABLE ROW LEVEL SECURITY; ALTER TABLE box." + table + " FORCE ROW LEVEL SECURITY")
 			messages := db.subscribe(db.subscriber(pool, db.group("group")))
-			db.log.until(t, "error", "row-level security", table)
+			db.log.Until(t, "error", "row-level security", table)
 			select {
 			case msg := <-messages:
 				t.Errorf("message %q came", msg.UUID)
 			default:
 			}
-			db.exec("ALTER ROLE " + role + " BYPASSRLS")
+			db.Exec("ALTER ROLE " + role + " BYPASSRLS")
 			db.receive(messages, uuids)
 		})
 	}
@@ -180,9 +181,9 @@ func TestRowLevelSecurityOnOurOwnTablesIsLoud(t *testing.T) {
 // A policy that lets a writer's rows in lets them in; one that does not is an error of Publish.
 func TestRowLevelSecurityOfAWriter(t *testing.T) {
 	db := newOutbox(t, "box")
-	role, pool := db.role()
-	db.exec(`GRANT USAGE ON SCHEMA box TO ` + role + `; GRANT INSERT (topic, key, uuid, metadata, payload) ON box.outbox TO ` + role)
-	db.exec("ALTER TABLE box.outbox ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON box.outbox FOR INSERT WITH CHECK (uuid LIKE 'good%')")
+	role, pool := db.Role()
+	db.Exec(`GRANT USAGE ON SCHEMA box TO ` + role + `; GRANT INSERT (topic, key, uuid, metadata, payload) ON box.outbox TO ` + role)
+	db.Exec("ALTER TABLE box.outbox ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON box.outbox FOR INSERT WITH CHECK (uuid LIKE 'good%')")
 	pub, err := pgoutbox.NewPublisher(pool, pgoutbox.PublisherConfig{Schema: "box"}, db.log)
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +192,7 @@ func TestRowLevelSecurityOfAWriter(t *testing.T) {
 	if err := pub.Publish("t", secret("good 2")); err != nil {
 		t.Error(err)
 	}
-	if stored := db.ask("SELECT string_agg(uuid, ' ') FROM box.outbox"); stored != "good 2" {
+	if stored := db.Text("SELECT string_agg(uuid, ' ') FROM box.outbox"); stored != "good 2" {
 		t.Errorf("stored are %s", stored)
 	}
 }
@@ -199,18 +200,18 @@ func TestRowLevelSecurityOfAWriter(t *testing.T) {
 // Rows are compared by what the database holds, whatever the session that writes them believes about text.
 func TestRowsWrittenUnderHostileSettingsAreStoredAsTheyAre(t *testing.T) {
 	db := newOutbox(t, "")
-	plain := db.put(db.pool, "plain", 1)
-	hostile := pgserver.Pool(t, db.dsn, setting("standard_conforming_strings", "off"), setting("bytea_output", "escape"), setting("array_nulls", "off"))
+	plain := db.put(db.Pool, "plain", 1)
+	hostile := pgserver.Pool(t, db.DSN, outboxtest.Setting("standard_conforming_strings", "off"), outboxtest.Setting("bytea_output", "escape"), outboxtest.Setting("array_nulls", "off"))
 	modes := []pgx.QueryExecMode{
 		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec,
 	}
 	for _, mode := range modes {
-		db.put(pgserver.Pool(t, db.dsn, setting("bytea_output", "escape"), setting("array_nulls", "off"), func(c *pgxpool.Config) {
+		db.put(pgserver.Pool(t, db.DSN, outboxtest.Setting("bytea_output", "escape"), outboxtest.Setting("array_nulls", "off"), func(c *pgxpool.Config) {
 			c.ConnConfig.DefaultQueryExecMode = mode
 		}), strings.ReplaceAll(mode.String(), " ", "-"), 1)
 	}
 	db.put(hostile, "hostile", 1)
-	if n := db.ask("SELECT count(DISTINCT (metadata, payload)) FROM outbox"); n != "1" {
+	if n := db.Text("SELECT count(DISTINCT (metadata, payload)) FROM outbox"); n != "1" {
 		t.Errorf("one message is stored in %s ways, beside %q", n, plain)
 	}
 }

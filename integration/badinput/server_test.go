@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
@@ -34,8 +35,8 @@ func ownServer(t *testing.T) (*pgserver.Server, *outbox) {
 			t.Error(err)
 		}
 	})
-	db := &outbox{t, s.DSN(), pgserver.Pool(t, s.DSN()), "", newLog(t)}
-	if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{}); err != nil {
+	db := &outbox{outboxtest.Open(t, s.DSN()), "", newLog(t)}
+	if err := pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	return s, db
@@ -47,14 +48,14 @@ func (db *outbox) restart(start func(context.Context) error) {
 	if err := start(db.Context()); err != nil {
 		db.Fatal(err)
 	}
-	db.pool.Reset()
+	db.Pool.Reset()
 }
 
 // A standby is waited for: nothing is emitted, nothing is created, everything comes after the promotion. So does what was written
 // meanwhile by somebody who found the primary, which here is the same server.
 func TestStandbyIsWaitedFor(t *testing.T) {
 	s, db := ownServer(t)
-	uuids := db.put(db.pool, "before", 10)
+	uuids := db.put(db.Pool, "before", 10)
 	if err := s.Stop(t.Context(), "fast"); err != nil {
 		t.Fatal(err)
 	}
@@ -64,22 +65,22 @@ func TestStandbyIsWaitedFor(t *testing.T) {
 	}
 	owner(t, s.DataDir(), signal)
 	db.restart(s.StartAgain)
-	if standby := db.ask("SELECT pg_is_in_recovery()"); standby != "true" {
+	if standby := db.Text("SELECT pg_is_in_recovery()"); standby != "true" {
 		t.Fatal("the server is no standby")
 	}
 
-	pub, err := pgoutbox.NewPublisher(db.pool, pgoutbox.PublisherConfig{}, db.log)
+	pub, err := pgoutbox.NewPublisher(db.Pool, pgoutbox.PublisherConfig{}, db.log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	says(t, "Publish", pub.Publish("t", secret("refused")), "25006", "standby")
-	if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{}); err != nil {
+	if err := pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{}); err != nil {
 		t.Errorf("Migrate of what is in place: %v", err)
 	}
-	sub := db.subscriber(db.pool, db.group("group"))
+	sub := db.subscriber(db.Pool, db.group("group"))
 	says(t, "SubscribeInitialize", sub.SubscribeInitialize("t"), "recovery", "standby")
 	messages := db.subscribe(sub)
-	bridge, err := pgoutbox.NewPublisherBridge(db.pool, nobody{t}, pgoutbox.BridgeConfig{ConsumerGroup: "bridge"}, db.log)
+	bridge, err := pgoutbox.NewPublisherBridge(db.Pool, outboxtest.Nobody{T: t}, pgoutbox.BridgeConfig{ConsumerGroup: "bridge"}, db.log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,9 +91,9 @@ func TestStandbyIsWaitedFor(t *testing.T) {
 			t.Errorf("PublisherBridge.Run returned %v", err)
 		}
 	})
-	db.log.until(t, "error", "the subscription begins when it is", "recovery")
-	db.log.until(t, "error", "the bridge begins when it is", "recovery")
-	db.log.until(t, "error", "a new one is opened", "recovery")
+	db.log.Until(t, "error", "the subscription begins when it is", "recovery")
+	db.log.Until(t, "error", "the bridge begins when it is", "recovery")
+	db.log.Until(t, "error", "a new one is opened", "recovery")
 	cancel()
 	bridging.Wait()
 	select {
@@ -100,32 +101,32 @@ func TestStandbyIsWaitedFor(t *testing.T) {
 		t.Errorf("message %q came from a standby", msg.UUID)
 	default:
 	}
-	if n := db.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"); n != "0" {
+	if n := db.Text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"); n != "0" {
 		t.Errorf("%s locks are held on a standby", n)
 	}
 
-	db.exec("SELECT pg_promote()")
-	uuids = append(uuids, db.put(db.pool, "after", 10)...)
+	db.Exec("SELECT pg_promote()")
+	uuids = append(uuids, db.put(db.Pool, "after", 10)...)
 	db.receive(messages, uuids)
 }
 
 // Whoever starts before the database does waits for it, and counts its locks all the same.
 func TestUnreachableServerIsWaitedFor(t *testing.T) {
 	s, db := ownServer(t)
-	uuids := db.put(db.pool, "row", 10)
+	uuids := db.put(db.Pool, "row", 10)
 	if err := s.Stop(t.Context(), "fast"); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	sub := db.subscriber(db.pool, db.group("group"))
+	sub := db.subscriber(db.Pool, db.group("group"))
 	messages := db.subscribe(sub)
 	if took := time.Since(began); took > 7*time.Second { // the first call's 5 s
 		t.Errorf("Subscribe took %s", took)
 	}
 	says(t, "SubscribeInitialize", sub.SubscribeInitialize("t"), "connect the lock session")
-	db.log.until(t, "error", "the subscription begins when it is", "connect the lock session")
-	db.pool.Reset()
-	pub, err := pgoutbox.NewPublisher(db.pool, pgoutbox.PublisherConfig{}, db.log)
+	db.log.Until(t, "error", "the subscription begins when it is", "connect the lock session")
+	db.Pool.Reset()
+	pub, err := pgoutbox.NewPublisher(db.Pool, pgoutbox.PublisherConfig{}, db.log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +143,7 @@ func TestMaxLocksHoldsForASubscriptionMadeInTheDark(t *testing.T) {
 	if err := s.Stop(t.Context(), "fast"); err != nil {
 		t.Fatal(err)
 	}
-	sub := db.subscriber(db.pool, cfg)
+	sub := db.subscriber(db.Pool, cfg)
 	ends := map[string]context.CancelFunc{}
 	for _, topic := range []string{"first", "second"} { // 16 shards each
 		ctx, cancel := context.WithCancel(t.Context())
@@ -153,21 +154,21 @@ func TestMaxLocksHoldsForASubscriptionMadeInTheDark(t *testing.T) {
 		}
 	}
 	db.restart(s.StartAgain)
-	db.log.until(t, "error", "MaxLocks (20)")
-	db.log.until(t, "info", "leading", "shards:16")
-	if n := db.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"); n != "16" {
+	db.log.Until(t, "error", "MaxLocks (20)")
+	db.log.Until(t, "info", "leading", "shards:16")
+	if n := db.Text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"); n != "16" {
 		t.Errorf("%s locks are held", n)
 	}
-	led := db.ask("SELECT topic FROM outbox_consumers JOIN outbox_cursors ON consumer_id = id WHERE shard = 0 AND term > 0")
+	led := db.Text("SELECT topic FROM outbox_consumers JOIN outbox_cursors ON consumer_id = id WHERE shard = 0 AND term > 0")
 	ends[led]()
-	db.log.until(t, "info", "leading", "consumer:"+db.ask("SELECT id FROM outbox_consumers WHERE topic <> $1", led)) // in its place
+	db.log.Until(t, "info", "leading", "consumer:"+db.Text("SELECT id FROM outbox_consumers WHERE topic <> $1", led)) // in its place
 }
 
 // A password that is wrong may be right in a moment: it is waited for, and never told.
 func TestWrongPasswordIsWaitedForAndNotTold(t *testing.T) {
 	s, db := ownServer(t)
-	uuids := db.put(db.pool, "row", 10)
-	db.exec("CREATE ROLE rotated LOGIN SUPERUSER PASSWORD 'another'")
+	uuids := db.put(db.Pool, "row", 10)
+	db.Exec("CREATE ROLE rotated LOGIN SUPERUSER PASSWORD 'another'")
 	hba := filepath.Join(s.DataDir(), "pg_hba.conf")
 	rest, err := os.ReadFile(hba)
 	if err != nil {
@@ -176,14 +177,14 @@ func TestWrongPasswordIsWaitedForAndNotTold(t *testing.T) {
 	if err := os.WriteFile(hba, append([]byte("host all rotated 127.0.0.1/32 scram-sha-256\n"), rest...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	db.exec("SELECT pg_reload_conf()")
-	db.exec("SELECT 1 FROM pg_hba_file_rules WHERE auth_method = 'scram-sha-256'")
+	db.Exec("SELECT pg_reload_conf()")
+	db.Exec("SELECT 1 FROM pg_hba_file_rules WHERE auth_method = 'scram-sha-256'")
 	const password = hush + "password"
 	dsn := strings.Replace(s.DSN(), "postgres@", "rotated:"+password+"@", 1)
 	waitForRefusal(t, dsn)
 
 	pool := pgserver.Pool(t, dsn)
-	byPool, byLockConn := db.subscriber(pool, db.group("by pool")), db.subscriber(db.pool, pgoutbox.SubscriberConfig{
+	byPool, byLockConn := db.subscriber(pool, db.group("by pool")), db.subscriber(db.Pool, pgoutbox.SubscriberConfig{
 		ConsumerGroup: "by LockConn", LockConn: dsn, RetryInterval: 20 * time.Millisecond,
 	})
 	says(t, "SubscribeInitialize", byPool.SubscribeInitialize("t"), "28P01", "rotated")
@@ -194,9 +195,9 @@ func TestWrongPasswordIsWaitedForAndNotTold(t *testing.T) {
 	}
 	says(t, "Publish", pub.Publish("t", secret("uuid")), "28P01")
 	says(t, "Migrate", pgoutbox.Migrate(t.Context(), pool, pgoutbox.SchemaConfig{}), "28P01")
-	db.log.until(t, "error", "28P01", "by pool")
-	db.log.until(t, "error", "28P01", "by LockConn")
-	db.exec("ALTER ROLE rotated PASSWORD '" + password + "'")
+	db.log.Until(t, "error", "28P01", "by pool")
+	db.log.Until(t, "error", "28P01", "by LockConn")
+	db.Exec("ALTER ROLE rotated PASSWORD '" + password + "'")
 	db.receive(one, uuids)
 	db.receive(other, uuids)
 }
@@ -204,7 +205,7 @@ func TestWrongPasswordIsWaitedForAndNotTold(t *testing.T) {
 // waitForRefusal waits until the server has read its new rules.
 func waitForRefusal(t *testing.T, dsn string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), outboxtest.Patience)
 	defer cancel()
 	pool := pgserver.Pool(t, dsn)
 	for {
@@ -224,8 +225,8 @@ func waitForRefusal(t *testing.T, dsn string) {
 // A server that is too old is refused before anything is asked of it that it would not know.
 func TestOldServerIsRefused(t *testing.T) {
 	dsn := oldServer(t)
-	db := &outbox{t, dsn, pgserver.Pool(t, dsn, func(c *pgxpool.Config) { c.MaxConns = 4 }), "", newLog(t)}
-	for what, err := range db.refusals(db.pool, db.group("group")) {
+	db := &outbox{outboxtest.Open(t, dsn, func(c *pgxpool.Config) { c.MaxConns = 4 }), "", newLog(t)}
+	for what, err := range db.refusals(db.Pool, db.group("group")) {
 		says(t, what, err, "PostgreSQL 13", "14 or newer")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // PostgreSQL takes any text but a NUL byte and what is not UTF-8. Wherever somebody gives one it is refused before anything is sent,
@@ -21,7 +22,7 @@ func TestNoFieldTakesWhatIsNoText(t *testing.T) {
 				return err
 			}
 			bridge := func(cfg pgoutbox.BridgeConfig) error {
-				_, err := pgoutbox.NewPublisherBridge(pool, nobody{t}, cfg, nil)
+				_, err := pgoutbox.NewPublisherBridge(pool, outboxtest.Nobody{T: t}, cfg, nil)
 				return err
 			}
 			leader := func(cfg pgoutbox.LeaderConfig) error {
@@ -101,17 +102,17 @@ func TestLockConnIsBytes(t *testing.T) {
 	} {
 		cfg := db.group("group")
 		cfg.LockConn = bad
-		_, err := pgoutbox.NewSubscriber(db.pool, cfg, db.log)
+		_, err := pgoutbox.NewSubscriber(db.Pool, cfg, db.log)
 		says(t, "NewSubscriber", err, "LockConn")
-		_, err = pgoutbox.NewPublisherBridge(db.pool, nobody{t}, pgoutbox.BridgeConfig{ConsumerGroup: "group", LockConn: bad}, db.log)
+		_, err = pgoutbox.NewPublisherBridge(db.Pool, outboxtest.Nobody{T: t}, pgoutbox.BridgeConfig{ConsumerGroup: "group", LockConn: bad}, db.log)
 		says(t, "NewPublisherBridge", err, "LockConn")
-		_, err = pgoutbox.NewLeader(db.pool, pgoutbox.LeaderConfig{Name: "group", LockConn: bad}, db.log)
+		_, err = pgoutbox.NewLeader(db.Pool, pgoutbox.LeaderConfig{Name: "group", LockConn: bad}, db.log)
 		says(t, "NewLeader", err, "LockConn")
 	}
 	cfg := db.group("group")
-	cfg.LockConn = db.dsn + "&user=nobody\xff&password=" + hush + "password"
-	messages := db.subscribe(db.subscriber(db.pool, cfg))
-	db.log.until(t, "error", "connect the lock session")
+	cfg.LockConn = db.DSN + "&user=nobody\xff&password=" + hush + "password"
+	messages := db.subscribe(db.subscriber(db.Pool, cfg))
+	db.log.Until(t, "error", "connect the lock session")
 	select {
 	case msg := <-messages:
 		t.Errorf("message %v", msg)
@@ -121,17 +122,17 @@ func TestLockConnIsBytes(t *testing.T) {
 
 func TestTopicsThatMeanNothingAreRefused(t *testing.T) {
 	db := newOutbox(t, "")
-	sub := db.subscriber(db.pool, db.group("group"))
+	sub := db.subscriber(db.Pool, db.group("group"))
 	_, subscribed := sub.Subscribe(t.Context(), "")
 	says(t, "Subscribe", subscribed, "topic is empty")
 	says(t, "SubscribeInitialize", sub.SubscribeInitialize(""), "topic is empty")
-	pub, err := pgoutbox.NewPublisher(db.pool, pgoutbox.PublisherConfig{}, db.log)
+	pub, err := pgoutbox.NewPublisher(db.Pool, pgoutbox.PublisherConfig{}, db.log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	says(t, "Publish", pub.Publish("", secret("uuid")), "topic is empty")
 	says(t, "Publish", pub.Publish(pgoutbox.AllTopics, secret("uuid")), "every topic")
-	if n := db.ask("SELECT count(*) FROM outbox"); n != "0" {
+	if n := db.Text("SELECT count(*) FROM outbox"); n != "0" {
 		t.Errorf("%s rows are stored", n)
 	}
 }
@@ -142,26 +143,26 @@ func TestLongNames(t *testing.T) {
 	schema := strings.Repeat("ß", most/2) + "s"
 	db := newOutbox(t, schema)
 	long := db.group(strings.Repeat("группа ", 100))
-	uuids := db.put(db.pool, "long", 9)
-	sub := db.subscriber(db.pool, long)
+	uuids := db.put(db.Pool, "long", 9)
+	sub := db.subscriber(db.Pool, long)
 	db.receive(db.subscribe(sub), uuids)
 	const session = "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'pgoutbox %' AND datname = current_database()"
-	if name := db.ask(session); len(name) > most {
+	if name := db.Text(session); len(name) > most {
 		t.Errorf("the lock session is called %q", name)
 	}
-	db.log.quiet(t)
+	db.log.MustBeQuiet(t)
 	var endless strings.Builder
 	for endless.Len() < 10_000 {
 		endless.WriteString(rand.Text()) // nothing that the server could compress
 	}
-	for what, err := range db.refusals(db.pool, db.group(endless.String())) {
+	for what, err := range db.refusals(db.Pool, db.group(endless.String())) {
 		says(t, what, err, "10010 bytes", "choose a shorter name", "54000")
 	}
 	for field, cfg := range map[string]pgoutbox.SubscriberConfig{
 		"Schema": {ConsumerGroup: "group", Schema: schema + "s"},
 		"Table":  {ConsumerGroup: "group", Table: strings.Repeat("ß", most/2) + "s"}, // derived names are longer
 	} {
-		_, err := pgoutbox.NewSubscriber(db.pool, cfg, nil)
+		_, err := pgoutbox.NewSubscriber(db.Pool, cfg, nil)
 		says(t, field, err, field, "bytes long")
 	}
 }
