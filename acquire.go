@@ -86,15 +86,19 @@ func (g *leadership) takeOver(ctx context.Context, s *session, c *claim, shards 
 	for i, shard := range shards {
 		numbers[i] = int64(shard)
 	}
-	results, err := s.roundTrip(ctx, request{
-		sql: g.queries.takeOver, args: []any{c.consumer, numbers, g.owner, s.token}, durable: true,
-	})
+	requests := []request{{sql: g.queries.takeOver, args: []any{c.consumer, numbers, g.owner, s.token}, durable: true}}
+	if !g.lockOnly { // after it: what the leader before us parks from now on is refused
+		requests = append(requests, request{sql: g.queries.parkedKeys, args: []any{c.consumer, numbers}})
+	}
+	results, err := s.roundTrip(ctx, requests...)
 	if err != nil {
 		return fmt.Errorf("begin a term of consumer %d: %w", c.consumer, err)
 	}
-	if err := results[0].Err; err != nil {
-		g.reportFailed("a term was not begun, it is tried again", err)
-		return g.unlock(ctx, s, c.locks(shards))
+	for _, result := range results {
+		if result.Err != nil {
+			g.reportFailed("a term was not begun, it is tried again", result.Err)
+			return g.unlock(ctx, s, c.locks(shards))
+		}
 	}
 	rows := make([]stored, len(results[0].Rows))
 	for i, columns := range results[0].Rows {
@@ -103,6 +107,15 @@ func (g *leadership) takeOver(ctx context.Context, s *session, c *claim, shards 
 		}
 		shards = slices.DeleteFunc(shards, func(shard int) bool { return shard == rows[i].shard })
 		g.high = max(g.high, rows[i].at.batch.after.high, rows[i].at.batch.upto.high)
+	}
+	if !g.lockOnly {
+		for _, columns := range results[1].Rows {
+			for i := range rows {
+				if strconv.Itoa(rows[i].shard) == string(columns[0]) {
+					rows[i].parkedKeys = append(rows[i].parkedKeys, string(columns[1]))
+				}
+			}
+		}
 	}
 	g.nextProbe, g.lastTick = time.Time{}, time.Time{} // the first tick of a term looks for stray ids, and comes at once
 	if err := g.handOver(c, rows); err != nil {

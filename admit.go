@@ -1,8 +1,10 @@
 package pgoutbox
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -65,6 +67,8 @@ func (r *reader) readPending(ctx context.Context, row stored) ([]*entry, error) 
 		}
 		rest = rest[n:]
 	}
+	// Rows that were parked stand before what they came behind. In the order of ids, rows of one key are in theirs.
+	slices.SortFunc(out, func(a, b *entry) int { return cmp.Compare(a.id, b.id) })
 	return out, nil
 }
 
@@ -77,11 +81,16 @@ func (r *reader) serve(w won, pending []*entry) {
 	sh := &shard{
 		lead: w.lead, reader: r, cursor: newCursor(w.row.at), queue: newQueue(r.ordering),
 		savedAt: w.row.at, savedTime: time.Now(), savedPending: len(w.row.pending),
+		parkedKeys: map[string]bool{}, freeing: map[string]bool{},
 	}
 	sh.context, sh.cancel = context.WithCancelCause(r.values)
+	for _, key := range w.row.parkedKeys {
+		sh.parkedKeys[key] = true
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.shards[sh.shard] = sh
+	sh.suspectAfter(w.row, pending)
 	for _, e := range pending {
 		sh.cursor.restore(e)
 		sh.enqueue(e)
@@ -95,6 +104,7 @@ func (r *reader) serve(w won, pending []*entry) {
 func (r *reader) lost(sh *shard) {
 	r.mu.Lock()
 	sh.gone = true
+	sh.absolve()
 	r.checkDrained()
 	r.mu.Unlock()
 	sh.cancel(context.Cause(sh.lead.ctx))

@@ -30,12 +30,15 @@ func (p position) covers(earlier position) bool {
 type entry struct {
 	record
 
-	seq        uint64 // place in the emission order of its shard
-	batch      *batch // nil: it was pending when the shard was taken over
-	prev, next *entry // the cursor's list
-	behind     *entry // the queue: the next row of the same key
-	attempt    int    // deliveries so far, by this term
-	loaded     bool   // the payload is here; otherwise it is read again by id before it goes out
+	seq        uint64   // place in the emission order of its shard
+	batch      *batch   // nil: it was pending when the shard was taken over
+	prev, next *entry   // the cursor's list
+	behind     *entry   // the queue: the next row of the same key
+	attempt    int      // deliveries so far, by this term
+	loaded     bool     // the payload is here; otherwise it is read again by id before it goes out
+	partial    bool     // only id, transaction, key, topic and size were read so far
+	stage      stage    // the queue's
+	trouble    *trouble // nil: none so far
 }
 
 // cursor follows one shard from fetch to ack. Rows are added in emission order, emitted in any order that keeps keys in
@@ -59,6 +62,22 @@ func newCursor(at position) *cursor { return &cursor{fetched: at, front: at} }
 func (c *cursor) restore(e *entry) {
 	c.append(e)
 	c.frontSeq = e.seq
+}
+
+// prepend adds rows that were parked, in order, before everything else: their time was long ago.
+func (c *cursor) prepend(list []*entry) {
+	for i := len(list) - 1; i >= 0; i-- {
+		e := list[i]
+		e.next = c.head
+		if c.head == nil {
+			c.tail = e
+		} else {
+			c.head.prev = e
+		}
+		c.head = e
+		c.unacked++
+	}
+	c.changes++
 }
 
 // add takes over the next row of the batch being fetched.
@@ -112,14 +131,19 @@ func (c *cursor) ack(e *entry) {
 
 // state is what must be stored: the frontier, and in emission order the ids at or before it that are not acked. When all
 // that was fetched has gone out, the frontier is where the fetch stands.
-func (c *cursor) state() (position, []int64) {
+func (c *cursor) state() (position, []int64) { return c.stateWithout(nil) }
+
+// stateWithout is what state will be once these rows are acked.
+func (c *cursor) stateWithout(acked map[*entry]bool) (position, []int64) {
 	at := c.front
 	if c.frontSeq == c.lastSeq {
 		at = c.fetched
 	}
 	pending := []int64{}
 	for e := c.head; e != nil && e.seq <= c.frontSeq; e = e.next {
-		pending = append(pending, e.id)
+		if !acked[e] {
+			pending = append(pending, e.id)
+		}
 	}
 	return at, pending
 }

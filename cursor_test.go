@@ -300,7 +300,7 @@ func (g *cursorGame) save() {
 
 // storedColumns is what take_over returns of a position that was stored.
 func storedColumns(shard int, term int64, at position, pending []int64) [][]byte {
-	return textArgs(slices.Concat([]any{shard, term}, at.args(), []any{pending}))
+	return textArgs(slices.Concat([]any{shard, term}, at.args(), []any{pending, int64(5), 2, "owner", "t"}))
 }
 
 // crash forgets everything but what was stored, and begins a term with it as admit does.

@@ -37,6 +37,7 @@ func (f *feed) run(ctx context.Context, c consumer) {
 	}
 	cfg := f.reader
 	cfg.window, cfg.liveOnly, cfg.nackDelay, cfg.nackMost = f.window, f.liveOnly, f.nackDelay, f.nackMost
+	cfg.maxAttempts, cfg.parkPolicy = f.maxAttempts, f.parkPolicy
 	cfg.values, cfg.report = context.WithoutCancel(ctx), logReporter{f.logger}
 	r := newReader(cfg, f.leadership, newFetcher(f.pool, f.names, c))
 	r.sink = f.sink(r)

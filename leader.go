@@ -41,6 +41,7 @@ type leadership struct {
 	stray      int64  // the highest committed id that was probed
 	lastTick   time.Time
 	nextProbe  time.Time
+	nextLook   time.Time // for parked rows that are asked for
 	nextTry    time.Time
 	lastSave   time.Time
 	refusals   int // tries in a row that other sessions held a lock
@@ -72,6 +73,7 @@ type follower interface {
 	led(*lead, stored)
 	ticked(tick)
 	saves(now time.Time) []save // what has changed enough to be stored
+	unparked(shards []int)      // parked rows of these are to be delivered again
 }
 
 // claim is what one follower wants to lead. held is guarded by leadership.mu.
@@ -83,13 +85,15 @@ type claim struct {
 }
 
 type leaderQueries struct {
-	alive, mark, snapshot, probe, lock, unlock, holder, takeOver, save, stage string
-	check, epoch, identity, consumer, createConsumer                          string
+	alive, mark, snapshot, probe, lock, unlock, holder, takeOver, save, stage, release string
+	check, epoch, identity, consumer, createConsumer                                   string
+	park, parkedKeys, unpark, unparkKeys, unparkedRows, unparkedShards                 string
 }
 
 const (
 	busyGap       = 2 * time.Millisecond // between ticks while there is work
 	probeInterval = 10 * time.Second     // between looks for ids above the sequence
+	lookInterval  = time.Second          // between looks for parked rows that are asked for
 	strangerAfter = 3                    // refusals before we ask who holds a lock
 	reportEvery   = 10 * time.Second     // the same trouble is told once in so long
 )
@@ -108,7 +112,9 @@ func newLeadership(cfg leadershipConfig) *leadership {
 			probe: n.query("tick_stray"), lock: n.query("lock"), unlock: n.query("unlock"), holder: n.query("lock_holder"),
 			takeOver: n.query("take_over"), save: n.query("save"), stage: n.query("stage"),
 			check: n.query("check"), epoch: n.query("epoch"), identity: n.query("system_identifier"),
-			consumer: n.query("consumer"), createConsumer: n.query("create_consumer"),
+			consumer: n.query("consumer"), createConsumer: n.query("create_consumer"), release: n.query("release"),
+			park: n.query("park"), parkedKeys: n.query("parked_keys"), unpark: n.query("unpark"), unparkKeys: n.query("unpark_keys"),
+			unparkedRows: n.query("unparked_rows"), unparkedShards: n.query("unparked_shards"),
 		},
 		lastReport: map[string]time.Time{},
 	}

@@ -140,6 +140,7 @@ func (h handed) led(l *lead, _ stored) {
 }
 func (handed) ticked(tick)            {}
 func (handed) saves(time.Time) []save { return nil }
+func (handed) unparked([]int)         {}
 
 // Exec runs one statement on the session that holds the shard's lock: it takes effect only while this process leads the
 // shard. It must not begin a transaction, and ends with an error after max(2 s, Lease/4).

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -54,8 +55,9 @@ type rowKey struct{}
 type rowContext struct {
 	context.Context
 
-	row Row
-	xid uint64
+	row    Row
+	xid    uint64
+	failed atomic.Pointer[error] // what a handler or RouteByTopic said
 }
 
 func (c *rowContext) Value(key any) any {

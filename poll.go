@@ -24,6 +24,11 @@ func (g *leadership) tick(ctx context.Context, s *session) error {
 	ticks := len(requests)
 	writes, packs := g.dueSaves(s, claims, sent)
 	requests = append(requests, writes...)
+	looks := !g.lockOnly && !sent.Before(g.nextLook)
+	if looks {
+		g.nextLook = sent.Add(lookInterval)
+		requests = append(requests, request{sql: g.queries.unparkedShards, frequent: true})
+	}
 	results, err := s.roundTrip(ctx, requests...)
 	if err != nil {
 		return fmt.Errorf("tick: %w", err)
@@ -33,6 +38,9 @@ func (g *leadership) tick(ctx context.Context, s *session) error {
 	}
 	if err := g.saved(packs, results[ticks:]); err != nil {
 		return err
+	}
+	if looks {
+		g.announceUnparked(results[len(results)-1])
 	}
 	if g.lockOnly {
 		return nil
@@ -47,6 +55,28 @@ func (g *leadership) tick(ctx context.Context, s *session) error {
 		c.follower.ticked(t)
 	}
 	return nil
+}
+
+// announceUnparked tells the followers which of their shards have parked rows that are asked for.
+func (g *leadership) announceUnparked(result *pgconn.Result) {
+	if result.Err != nil {
+		g.reportFailed("the look for rows to unpark was given up", result.Err)
+		return
+	}
+	shards := map[string][]int{}
+	for _, row := range result.Rows {
+		if shard, err := strconv.Atoi(string(row[1])); err == nil { // a smallint
+			shards[string(row[0])] = append(shards[string(row[0])], shard)
+		}
+	}
+	g.mu.Lock()
+	claims := slices.Clone(g.claims)
+	g.mu.Unlock()
+	for _, c := range claims {
+		if list := shards[strconv.FormatInt(c.consumer, 10)]; len(list) > 0 {
+			c.follower.unparked(list)
+		}
+	}
 }
 
 func (g *leadership) tickRequests(now time.Time) []request {

@@ -31,6 +31,9 @@ type BridgeConfig struct {
 	BatchSize int                       // messages in one call of Publish, of one topic: 100
 	Window    int                       // rows per shard that may be read and not published, those behind a failed one included: 10,000
 
+	MaxAttempts int        // failures of a row by itself, with one leader, before it is parked: 0 = never, it is published for ever
+	ParkPolicy  ParkPolicy // ParkRow; ParkKey parks the rows behind it too
+
 	PollInterval  time.Duration // between looks for rows when there were none: 100 ms
 	RetryInterval time.Duration // between tries for shards that other processes lead: 500 ms, ±20 %
 	Lease         time.Duration // how long a silent process may keep a shard: 10 s, at least 1 s
@@ -74,7 +77,7 @@ func NewPublisherBridge(pool *pgxpool.Pool, pub message.Publisher, cfg BridgeCon
 		StartFrom: cfg.StartFrom, LiveOnly: cfg.LiveOnly, Window: cfg.Window, PollInterval: cfg.PollInterval,
 		RetryInterval: cfg.RetryInterval, Lease: cfg.Lease, SaveInterval: cfg.SaveInterval, NackDelay: cfg.NackDelay,
 		MaxNackDelay: cfg.MaxNackDelay, CloseTimeout: cfg.CloseTimeout, ReadPool: cfg.ReadPool, LockConn: cfg.LockConn,
-		LockBaseID: cfg.LockBaseID, AllowPooler: cfg.AllowPooler,
+		LockBaseID: cfg.LockBaseID, AllowPooler: cfg.AllowPooler, MaxAttempts: cfg.MaxAttempts, ParkPolicy: cfg.ParkPolicy,
 	})
 	problems := []error{err}
 	if isNil(pub) {
@@ -175,14 +178,14 @@ func (l *lanes) publish(run []*flight) {
 	for _, f := range run {
 		if failed[f.prev] {
 			failed[f.entry] = true
-			l.giveUp(f, failed)
+			l.repeat(f, failed, nil, false)
 			continue
 		}
 		c, err := l.prepare(f)
 		if err != nil {
 			l.bridge.logger.Error("a row was not published", err, watermill.LogFields{"row": f.id, "attempt": f.entry.attempt})
 			failed[f.entry] = true
-			l.giveUp(f, failed)
+			l.repeat(f, failed, err, true)
 			continue
 		}
 		calls = append(calls, c)
@@ -230,7 +233,7 @@ func (l *lanes) call(calls []call, failed map[*entry]bool) {
 		defer c.cancel()
 		if failed[c.flight.prev] {
 			failed[c.flight.entry] = true
-			l.giveUp(c.flight, failed)
+			l.repeat(c.flight, failed, nil, false)
 			continue
 		}
 		messages = append(messages, c.msg)
@@ -263,7 +266,7 @@ func (l *lanes) call(calls []call, failed map[*entry]bool) {
 			l.reader.settled(c.flight)
 		default:
 			failed[c.flight.entry] = true
-			l.giveUp(c.flight, failed)
+			l.repeat(c.flight, failed, err, len(messages) == 1)
 		}
 	}
 }
@@ -275,16 +278,17 @@ func (l *lanes) send(topic string, messages []*message.Message) (err error) {
 			err = fmt.Errorf("the publisher panicked with a %T", p)
 		}
 	}()
-	return l.bridge.pub.Publish(topic, messages...)
+	return redacted(l.bridge.pub.Publish(topic, messages...), messages...)
 }
 
-// giveUp has a row published again: behind the row of its key that failed before it, or by itself after a delay.
-func (l *lanes) giveUp(f *flight, failed map[*entry]bool) {
+// repeat has a row published again: behind the row of its key that failed before it, or by itself after a delay. alone says that
+// the failure was this row's and no other's.
+func (l *lanes) repeat(f *flight, failed map[*entry]bool, err error, alone bool) {
 	if failed[f.prev] {
 		l.reader.returned(f)
 		return
 	}
-	l.reader.failed(f, l.reader.backOff(f.entry.attempt))
+	l.reader.failed(f, err, alone)
 }
 
 // pause keeps a lane from hammering a destination that takes nothing. One bad row among good ones does not make it wait.

@@ -46,8 +46,8 @@ func TestQueueHandsOutOneRowOfAKeyAtATime(t *testing.T) {
 	q.done(a2)
 	q.done(empty2)
 	q.done(free2)
-	if len(q.last) != 0 || q.waiting != 0 {
-		t.Errorf("%d keys and %d waiting rows are remembered for nothing", len(q.last), q.waiting)
+	if len(q.lanes) != 0 || q.waiting != 0 {
+		t.Errorf("%d keys and %d waiting rows are remembered for nothing", len(q.lanes), q.waiting)
 	}
 }
 
@@ -271,7 +271,7 @@ func (g *queueGame) settle() {
 	g.queue.delay(row.entry)
 	row.state = "delayed"
 	for next := g.behind(row); next != nil && next.state == "out"; row, next = next, g.behind(next) {
-		g.queue.rejoin(row.entry, next.entry)
+		g.queue.rejoin(next.entry)
 		next.state = "waiting"
 	}
 }
@@ -286,8 +286,8 @@ func (g *queueGame) check() {
 			lanes[row.lane] = true
 		}
 	}
-	if g.queue.waiting != waiting || len(g.queue.last) != len(lanes) {
-		g.t.Fatalf("%d wait in %d lanes, want %d in %d", g.queue.waiting, len(g.queue.last), waiting, len(lanes))
+	if g.queue.waiting != waiting || len(g.queue.lanes) != len(lanes) {
+		g.t.Fatalf("%d wait in %d lanes, want %d in %d", g.queue.waiting, len(g.queue.lanes), waiting, len(lanes))
 	}
 	if g.queue.ready.len() != len(g.ready) || g.queue.unread.len() != len(g.unread) {
 		g.t.Fatalf("%d ready, %d unread, want %d, %d", g.queue.ready.len(), g.queue.unread.len(), len(g.ready), len(g.unread))

@@ -50,8 +50,12 @@ type readerConfig struct {
 	liveOnly  bool
 	nackDelay time.Duration
 	nackMost  time.Duration
-	values    context.Context // whose values the messages' contexts carry
-	report    reporter
+
+	maxAttempts int // 0 = rows are repeated for ever
+	parkPolicy  ParkPolicy
+
+	values context.Context // whose values the messages' contexts carry
+	report reporter
 }
 
 type won struct {
@@ -146,6 +150,9 @@ func (r *reader) rest(ctx context.Context) {
 func (r *reader) round(ctx context.Context) (bool, error) {
 	r.again = time.Hour
 	r.forget()
+	r.bringBack()
+	r.park()
+	r.quarantined()
 	if err := r.admit(ctx); err != nil {
 		return false, err
 	}

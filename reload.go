@@ -46,7 +46,7 @@ func (r *reader) unread() (small, large []wanted) {
 			e := sh.queue.popUnread()
 			if e.size > inlineLimit {
 				if heavy > 0 && heavy+e.size > heavyMost {
-					sh.queue.unread.push(e)
+					sh.queue.release(e)
 					continue
 				}
 				heavy += e.size
@@ -107,16 +107,20 @@ func (r *reader) loaded(w wanted, again *entry) {
 	if w.shard.gone {
 		return
 	}
-	if again == nil || again.xid != e.xid || !again.created.Equal(e.created) {
+	if again == nil || again.xid != e.xid || (!e.partial && !again.created.Equal(e.created)) {
 		if e.size > inlineLimit {
 			w.shard.heavy -= e.size
 		}
 		if w.turn {
+			w.shard.cleared(e)
 			w.shard.cursor.ack(e)
 			w.shard.queue.done(e)
 			r.next(w.shard)
 		}
 		return
+	}
+	if e.partial { // unparked: only what its place depends on was read so far
+		e.partial, e.topic, e.uuid, e.metadata, e.slot, e.created = false, again.topic, again.uuid, again.metadata, again.slot, again.created
 	}
 	if !e.loaded && again.loaded { // its turn came, and with it a second read, when the row before it was found deleted
 		e.loaded, e.payload = true, again.payload

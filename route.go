@@ -41,13 +41,21 @@ func (r *router) Publish(_ string, messages ...*message.Message) error {
 		if !ok {
 			return fmt.Errorf("pgoutbox: route message %d: %w", i, errNoRow)
 		}
-		topic, err := r.topic(row)
-		if err != nil {
-			return fmt.Errorf("pgoutbox: route row %d: %w", row.ID, err)
+		if err := r.publish(row, msg); err != nil {
+			report(msg, err)
+			return err
 		}
-		if err := r.pub.Publish(topic, msg); err != nil {
-			return fmt.Errorf("pgoutbox: publish row %d: %w", row.ID, err)
-		}
+	}
+	return nil
+}
+
+func (r *router) publish(row Row, msg *message.Message) error {
+	topic, err := r.topic(row)
+	if err != nil {
+		return fmt.Errorf("pgoutbox: route row %d: %w", row.ID, err)
+	}
+	if err := r.pub.Publish(topic, msg); err != nil {
+		return fmt.Errorf("pgoutbox: publish row %d: %w", row.ID, redacted(err, msg))
 	}
 	return nil
 }

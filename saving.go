@@ -90,6 +90,28 @@ func (g *leadership) store(ctx context.Context, s *session, saves []save) error 
 	return nil
 }
 
+// storeDurably writes one position and waits until it would survive a crash. False without an error: it was not written, and
+// that is reported.
+func (g *leadership) storeDurably(ctx context.Context, s *session, v save) (bool, error) {
+	stored, done := false, v.done
+	v.done = func(v save) {
+		stored = true
+		done(v)
+	}
+	staged, err := g.stage(ctx, s, v)
+	if !staged || err != nil {
+		return false, err
+	}
+	requests, packs := saveRequests(g.queries.save, s.token, []save{v})
+	requests[0].durable = true
+	results, err := s.roundTrip(ctx, requests...)
+	if err != nil {
+		return false, fmt.Errorf("save: %w", err)
+	}
+	err = g.saved(packs, results)
+	return stored, err
+}
+
 // stage prepares a save with a long pending list, and reports whether the save can follow.
 func (g *leadership) stage(ctx context.Context, s *session, v save) (bool, error) {
 	for _, r := range v.stages(g.queries.stage, s.token) {

@@ -62,6 +62,34 @@ CREATE TABLE IF NOT EXISTS "public"."outbox_cursors" (
 	CONSTRAINT "outbox_cursors_pkey" PRIMARY KEY (consumer_id, shard)
 ) WITH (fillfactor = 30);
 
+-- Since version 2. released: the last leader gave the shard back, nothing of it was out. suspect_id is the row that was out
+-- alone when it was stored, suspect_deaths how many leaders were to end with it, that one included.
+ALTER TABLE "public"."outbox_cursors"
+	ADD COLUMN IF NOT EXISTS released       boolean NOT NULL DEFAULT true,
+	ADD COLUMN IF NOT EXISTS suspect_id     bigint,
+	ADD COLUMN IF NOT EXISTS suspect_deaths integer NOT NULL DEFAULT 0;
+
+-- One row is one message that a consumer gave up, so that the cursor could pass. attempts is 0 when it was parked only
+-- because it came behind a parked row of its key (whole_key). Setting unpark, which Unpark does, has the shard's leader deliver
+-- it again. No reference to the outbox: a row may be gone by then. No index on key, which may be longer than one takes.
+CREATE TABLE IF NOT EXISTS "public"."outbox_parked" (
+	consumer_id     bigint      NOT NULL REFERENCES "public"."outbox_consumers" (id) ON DELETE CASCADE,
+	row_id          bigint      NOT NULL,
+	xid             xid8        NOT NULL, -- of the row; with it an id that was used twice is noticed
+	shard           smallint    NOT NULL,
+	key             text        COLLATE "C",
+	whole_key       boolean     NOT NULL,
+	attempts        integer     NOT NULL,
+	last_error      text        NOT NULL DEFAULT '',
+	first_failed_at timestamptz NOT NULL,
+	parked_at       timestamptz NOT NULL DEFAULT now(),
+	unpark          boolean     NOT NULL DEFAULT false,
+	CONSTRAINT "outbox_parked_pkey" PRIMARY KEY (consumer_id, row_id)
+);
+
+-- Finds what is to be delivered again, nearly always nothing, without a look at the rest.
+CREATE INDEX IF NOT EXISTS "outbox_parked_unpark" ON "public"."outbox_parked" (consumer_id, shard) WHERE unpark;
+
 -- One row is one server that held this outbox: transaction ids start anew on another server, row ids go on.
 CREATE TABLE IF NOT EXISTS "public"."outbox_epochs" (
 	epoch             integer NOT NULL,

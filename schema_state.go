@@ -12,7 +12,7 @@ import (
 )
 
 // schemaVersion goes up whenever schema.sql changes what exists.
-const schemaVersion = 1
+const schemaVersion = 2
 
 const oldestServer = 140000 // server_version_num: idle_session_timeout, which the lease rests on
 

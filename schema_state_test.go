@@ -63,7 +63,7 @@ func TestSchemaSQLRecordsTheVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		`COMMENT ON TABLE "a\'b"."t" IS E'watermill-pgoutbox schema 1';`,
+		`COMMENT ON TABLE "a\'b"."t" IS E'watermill-pgoutbox schema 2';`,
 		`nspname = E'a\\''b'`, // a backslash and a quote, whatever standard_conforming_strings is
 		`CREATE TABLE IF NOT EXISTS "a\'b"."t" (`,
 	} {

@@ -2,6 +2,7 @@ package pgoutbox
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -36,6 +37,8 @@ type settings struct {
 	lockBase     int64
 	pooled       bool
 	maxLocks     int
+	maxAttempts  int
+	parkPolicy   ParkPolicy
 }
 
 // newSettings checks a configuration and reports all problems in one error.
@@ -69,6 +72,9 @@ func newSettings(pool *pgxpool.Pool, cfg SubscriberConfig) (settings, error) {
 	if cfg.Ordering != OrderByKey && cfg.Ordering != OrderByShard {
 		complain("Ordering is %d, it must be OrderByKey or OrderByShard", cfg.Ordering)
 	}
+	if cfg.ParkPolicy != ParkRow && cfg.ParkPolicy != ParkKey {
+		complain("ParkPolicy is %d, it must be ParkRow or ParkKey", cfg.ParkPolicy)
+	}
 	if cfg.LiveOnly && cfg.StartFrom != Earliest {
 		complain("LiveOnly starts at now every time, so StartFrom has no meaning with it")
 	}
@@ -87,6 +93,7 @@ func newSettings(pool *pgxpool.Pool, cfg SubscriberConfig) (settings, error) {
 		{"MaxInFlight", int64(cfg.MaxInFlight)},
 		{"Window", int64(cfg.Window)},
 		{"MaxLocks", int64(cfg.MaxLocks)},
+		{"MaxAttempts", int64(cfg.MaxAttempts)},
 		{"PollInterval", int64(cfg.PollInterval)},
 		{"RetryInterval", int64(cfg.RetryInterval)},
 		{"Lease", int64(cfg.Lease)},
@@ -107,6 +114,7 @@ func newSettings(pool *pgxpool.Pool, cfg SubscriberConfig) (settings, error) {
 	s := settings{
 		names: n, group: cfg.ConsumerGroup, shards: cfg.Shards, onlyShards: slices.Clone(cfg.OnlyShards), from: cfg.StartFrom,
 		liveOnly: cfg.LiveOnly, ordering: cfg.Ordering, lockConn: cfg.LockConn, lockBase: cfg.LockBaseID, pooled: cfg.AllowPooler,
+		maxAttempts: cfg.MaxAttempts, parkPolicy: cfg.ParkPolicy,
 		maxInFlight:  orDefault(cfg.MaxInFlight, 64),
 		window:       orDefault(cfg.Window, 10_000),
 		maxLocks:     orDefault(cfg.MaxLocks, 4096),
@@ -172,7 +180,7 @@ func (s *settings) leadershipConfig(pool *pgxpool.Pool, report reporter) leaders
 	host, _ := os.Hostname() // for people; "" says as little
 	return leadershipConfig{
 		names: s.names, limits: s.limits, poll: s.poll, retry: s.retry, save: s.save, lockBase: s.lockBase, pooled: s.pooled,
-		report: report, owner: fmt.Sprintf("%s/%d", host, os.Getpid()),
+		report: report, owner: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), rand.Text()[:8]),
 		dial: func(ctx context.Context) (*pgx.Conn, error) { return dialLockSession(ctx, pool, s.lockConn, s.group) },
 	}
 }

@@ -19,6 +19,15 @@ type shard struct {
 	runnable  bool // listed in reader.runnable
 	gone      bool // lost or given back: nothing it does counts any more
 
+	quarantine
+
+	aside      []*entry        // to be parked, in order
+	parkedKeys map[string]bool // whose rows are parked instead of delivered
+	freeing    map[string]bool // keys whose rows are coming back; false: and one of them was given up again
+	unpark     bool            // parked rows are asked for
+	moving     bool            // rows are on their way to or from the parked ones
+	moveAgain  time.Time       // not before
+
 	context context.Context // parent of the messages' contexts
 	cancel  context.CancelCauseFunc
 
@@ -34,6 +43,8 @@ type flight struct {
 	entry *entry
 	prev  *entry // the row of the same key before it in the same run
 	record
+
+	single bool // a suspect: no other of the process is out
 }
 
 // hold counts a row that waits with its payload in memory.
@@ -64,6 +75,11 @@ func (sh *shard) enqueue(e *entry) {
 // take hands out up to limit rows, never two of one key side by side: rows of one key follow each other within the run, of
 // one topic, and wait together.
 func (sh *shard) take(limit, outMost int) []*flight {
+	if e, wait := sh.nextSuspect(time.Now()); e != nil {
+		return sh.takeAlone(e)
+	} else if wait {
+		return nil
+	}
 	limit = min(limit, outMost-sh.out)
 	var run []*flight
 	for len(run) < limit {
@@ -71,6 +87,9 @@ func (sh *shard) take(limit, outMost int) []*flight {
 			break
 		}
 		e := sh.queue.pop()
+		if sh.keptBack(e) {
+			continue
+		}
 		run = append(run, sh.send(e, nil))
 		if e.attempt > 1 {
 			break // what failed before goes alone, so that a bad row is found out
@@ -133,11 +152,16 @@ func (sh *shard) save(now time.Time, idle time.Duration) (save, bool) {
 	if !worked && at.covers(sh.savedAt) {
 		return save{}, false
 	}
-	changes := sh.cursor.changes
 	sh.savedTime = now
-	return save{lead: sh.lead, at: at, pending: pending, stored: sh.savedPending, done: func(v save) {
+	return sh.saveOf(at, pending), true
+}
+
+// saveOf is the save of a state that the cursor has, or is about to have.
+func (sh *shard) saveOf(at position, pending []int64) save {
+	changes := sh.cursor.changes
+	return save{lead: sh.lead, at: at, pending: pending, suspect: sh.suspectNow(), stored: sh.savedPending, done: func(v save) {
 		sh.reader.mu.Lock()
 		defer sh.reader.mu.Unlock()
 		sh.savedChanges, sh.savedAt, sh.savedPending = changes, v.at, len(v.pending)
-	}}, true
+	}}
 }

@@ -20,6 +20,7 @@ func newTestShard(ordering Ordering, window, outMost int) *shard {
 	}
 	r := newReader(cfg, &leadership{}, nil)
 	sh := &shard{lead: &lead{shard: 3, term: 7}, reader: r, cursor: newCursor(between(sawNothing())), queue: newQueue(ordering)}
+	sh.parkedKeys, sh.freeing = map[string]bool{}, map[string]bool{}
 	r.shards[sh.shard] = sh
 	return sh
 }
@@ -79,7 +80,7 @@ func TestTakeSendsWhatFailedAlone(t *testing.T) {
 		if f.prev == nil {
 			sh.queue.delay(f.entry)
 		} else {
-			sh.queue.rejoin(f.prev, f.entry)
+			sh.queue.rejoin(f.entry)
 		}
 		sh.out--
 		f.entry.loaded = true
@@ -302,7 +303,7 @@ func (g *shardGame) settle() {
 			g.shard.reader.returned(f)
 		case i == bad:
 			failed[f.entry] = true
-			g.shard.reader.failed(f, g.shard.reader.backOff(f.entry.attempt))
+			g.shard.reader.failed(f, nil, true)
 		default:
 			if list := g.got[f.key]; f.hasKey && len(list) > 0 && list[len(list)-1] > f.id {
 				g.t.Fatalf("row %d is done with after %v", f.id, list)
@@ -394,9 +395,9 @@ func TestShardAccountsForEveryRow(t *testing.T) {
 				g.play()
 			}
 			g.drain()
-			if sh.cursor.unacked > 0 || sh.held != 0 || sh.heavy != 0 || sh.out != 0 || sh.queue.waiting != 0 || len(sh.queue.last) != 0 {
+			if sh.cursor.unacked > 0 || sh.held != 0 || sh.heavy != 0 || sh.out != 0 || sh.queue.waiting != 0 || len(sh.queue.lanes) != 0 {
 				t.Fatalf("seed %d: at the end %d not acked, %d held, %d heavy, %d out, %d waiting, keys %v",
-					seed, sh.cursor.unacked, sh.held, sh.heavy, sh.out, sh.queue.waiting, sh.queue.last)
+					seed, sh.cursor.unacked, sh.held, sh.heavy, sh.out, sh.queue.waiting, sh.queue.lanes)
 			}
 			if int64(len(g.done)) != g.nextID {
 				t.Fatalf("seed %d: %d of %d rows are done with", seed, len(g.done), g.nextID)

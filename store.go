@@ -13,12 +13,17 @@ type stored struct {
 	term    int64
 	at      position
 	pending []int64 // in emission order
+
+	suspect    suspect
+	owner      string // who led before
+	released   bool   // and gave the shard back
+	parkedKeys []string
 }
 
 // parseStored reads the columns of take_over.
 func parseStored(columns [][]byte) (stored, error) {
-	if len(columns) != 12 {
-		return stored{}, fmt.Errorf("a cursor row has %d columns, want 12", len(columns))
+	if len(columns) != 16 {
+		return stored{}, fmt.Errorf("a cursor row has %d columns, want 16", len(columns))
 	}
 	var out stored
 	shard, err := strconv.Atoi(string(columns[0]))
@@ -46,6 +51,13 @@ func parseStored(columns [][]byte) (stored, error) {
 	}
 	if out.pending, err = parseInt64Array(string(columns[11])); err != nil {
 		return stored{}, fmt.Errorf("pending ids of shard %d: %w", shard, err)
+	}
+	if out.suspect, err = parseSuspect(columns[12:14]); err != nil {
+		return stored{}, fmt.Errorf("suspect of shard %d: %w", shard, err)
+	}
+	out.owner = string(columns[14])
+	if out.released, err = strconv.ParseBool(string(columns[15])); err != nil {
+		return stored{}, fmt.Errorf("whether shard %d was released: %w", shard, err)
 	}
 	return out, nil
 }
@@ -101,6 +113,7 @@ type save struct {
 	lead    *lead
 	at      position
 	pending []int64
+	suspect suspect
 	stored  int        // length of the pending list that the row holds now
 	done    func(save) // called when it is stored
 }
@@ -154,7 +167,10 @@ func saveRequests(sql, token string, saves []save) (requests []request, packs []
 }
 
 // row are the columns of one save.
-func (v save) row() []any {
+func (v save) row() []any { return append(v.position(), v.suspect.args()...) }
+
+// position are the columns that say where the shard stands.
+func (v save) position() []any {
 	drop, rest := dropAll, v.pending
 	if len(v.pending) > saveChunk {
 		drop, rest = v.stored, nil // the stages appended it

@@ -39,6 +39,9 @@ type SubscriberConfig struct {
 	MaxInFlight int      // un-acked messages per shard under OrderByKey: 64
 	Window      int      // rows per shard that may be read and not acked, those behind a blocked key included: 10,000
 
+	MaxAttempts int        // nacks of a message by one leader before its row is parked: 0 = never, it is delivered for ever
+	ParkPolicy  ParkPolicy // ParkRow; ParkKey parks the rows behind it too
+
 	PollInterval  time.Duration // between looks for rows when there were none: 100 ms
 	RetryInterval time.Duration // between tries for shards that other processes lead: 500 ms, ±20 %
 	Lease         time.Duration // how long a silent process may keep a shard: 10 s, at least 1 s
@@ -271,7 +274,7 @@ func deliver(r *reader, f *flight, out chan<- *message.Message, logger watermill
 	msg, err := f.message()
 	if err != nil {
 		logger.Error("a row cannot be made a message", err, nil)
-		r.failed(f, r.backOff(f.entry.attempt))
+		r.failed(f, err, true)
 		return
 	}
 	ctx, cancel := f.context()
@@ -294,7 +297,7 @@ func deliver(r *reader, f *flight, out chan<- *message.Message, logger watermill
 	case <-msg.Acked():
 		r.settled(f)
 	case <-msg.Nacked():
-		r.failed(f, r.backOff(f.entry.attempt))
+		r.failed(f, reported(ctx), true)
 	case <-f.shard.context.Done():
 		r.abandoned(f)
 	}

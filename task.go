@@ -145,6 +145,9 @@ func (g *leadership) giveBack(ctx context.Context, s *session, c *claim, last []
 	if err := g.store(ctx, s, last); err != nil {
 		return err
 	}
+	if err := g.release(ctx, s, c); err != nil {
+		return err
+	}
 	if err := g.unlock(ctx, s, keys); err != nil {
 		return err
 	}
@@ -156,6 +159,22 @@ func (g *leadership) giveBack(ctx context.Context, s *session, c *claim, last []
 	}
 	g.nextTry = time.Time{} // another claim of this session may want them
 	return nil
+}
+
+// release says in the database that the shards are given back with nothing out.
+func (g *leadership) release(ctx context.Context, s *session, c *claim) error {
+	var shards, terms []int64
+	g.mu.Lock()
+	for _, l := range c.held {
+		shards, terms = append(shards, int64(l.shard)), append(terms, l.term)
+	}
+	g.mu.Unlock()
+	results, err := s.roundTrip(ctx, request{sql: g.queries.release, args: []any{s.token, c.consumer, shards, terms}})
+	if err != nil {
+		return fmt.Errorf("release: %w", err)
+	}
+	_, err = g.written(results[0])
+	return err
 }
 
 func (g *leadership) unlock(ctx context.Context, s *session, keys []int64) error {

@@ -33,6 +33,11 @@ func (r *reader) advance() {
 		if !sc.at.atEnd() {
 			continue
 		}
+		for _, sh := range sc.shards {
+			if sc.ticked > sh.born { // what was there when the shard was taken over has been read
+				sh.more = 0
+			}
+		}
 		if sc.ticked >= r.tick.n {
 			continue
 		}
@@ -111,6 +116,7 @@ func (r *reader) deliver(sc *scan, p page) {
 		}
 		for _, e := range part {
 			sh.cursor.add(e, p.to.batch)
+			sh.suspectNext(e)
 			sh.enqueue(e)
 			if full {
 				to = position{p.to.batch, e.id}

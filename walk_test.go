@@ -236,7 +236,7 @@ func (g *readerGame) settle() {
 			g.reader.returned(f)
 		case i == bad:
 			failed[f.entry] = true
-			g.reader.failed(f, g.reader.backOff(f.entry.attempt))
+			g.reader.failed(f, nil, true)
 		default:
 			if f.shard.lead == s.lead {
 				s.acked[f.id] = true

@@ -36,6 +36,9 @@ func (r *reader) work() {
 		if run == nil {
 			return
 		}
+		if f := run[0]; f.single && !r.mark(f) {
+			continue
+		}
 		r.sink(run)
 	}
 }
@@ -73,6 +76,9 @@ func (r *reader) takeFrom() []*flight {
 		if sh.queue.ready.len() == 0 || sh.hungry(max(pageRows/2/len(r.shards), 32)) {
 			r.poke()
 		}
+		if len(sh.aside) > 0 {
+			r.poke()
+		}
 		if len(run) > 0 {
 			return run
 		}
@@ -93,17 +99,27 @@ func (r *reader) settled(f *flight) {
 	r.leadership.touch()
 }
 
-// failed ends a delivery that must be repeated. Its key waits for delay; other keys go on.
-func (r *reader) failed(f *flight, delay time.Duration) {
+// failed ends a delivery that must be repeated, or given up. The key waits for a while; other keys go on. A failure of several
+// rows together, of which nobody knows whose it was, does not count towards MaxAttempts.
+func (r *reader) failed(f *flight, err error, alone bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.leave(f)
 	if f.shard.gone || r.ended {
 		return
 	}
-	f.shard.queue.delay(f.entry)
 	sh, e := f.shard, f.entry
-	time.AfterFunc(delay, func() {
+	if alone {
+		e.troubled().note(err)
+		if r.givesUp(e, err) {
+			sh.giveUp(e)
+			r.next(sh)
+			r.poke()
+			return
+		}
+	}
+	sh.queue.delay(e)
+	time.AfterFunc(r.backOff(e.attempt), func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if !sh.gone && !r.ended {
@@ -120,7 +136,8 @@ func (r *reader) returned(f *flight) {
 	defer r.mu.Unlock()
 	r.leave(f)
 	if !f.shard.gone {
-		f.shard.queue.rejoin(f.prev, f.entry)
+		f.shard.queue.rejoin(f.entry)
+		r.next(f.shard) // the row before it may be done with already
 	}
 }
 
@@ -135,6 +152,12 @@ func (r *reader) abandoned(f *flight) {
 // leave takes a delivery off the count. mu is held.
 func (r *reader) leave(f *flight) {
 	f.shard.out--
+	f.shard.cleared(f.entry)
+	if f.shard.single == f {
+		f.shard.single = nil
+		f.shard.cursor.changes++ // it is no longer the one that is out, which is stored
+		isolated.free(f)
+	}
 	if f.size > inlineLimit {
 		f.shard.heavy -= f.size
 		r.poke()

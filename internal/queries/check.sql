@@ -6,7 +6,7 @@ SELECT
 	(
 		SELECT string_agg(name, ', ' ORDER BY name)
 		FROM unnest(ARRAY[$pgoutbox$"public"."outbox"$pgoutbox$, $pgoutbox$"public"."outbox_id_seq"$pgoutbox$, $pgoutbox$"public"."outbox_consumers"$pgoutbox$,
-			$pgoutbox$"public"."outbox_cursors"$pgoutbox$, $pgoutbox$"public"."outbox_epochs"$pgoutbox$]) AS t (name)
+			$pgoutbox$"public"."outbox_cursors"$pgoutbox$, $pgoutbox$"public"."outbox_epochs"$pgoutbox$, $pgoutbox$"public"."outbox_parked"$pgoutbox$]) AS t (name)
 		WHERE to_regclass(name) IS NULL
 	),
 	coalesce((SELECT seqcache FROM pg_catalog.pg_sequence WHERE seqrelid = to_regclass($pgoutbox$"public"."outbox_id_seq"$pgoutbox$)), 1),
@@ -26,4 +26,12 @@ SELECT
 		CASE WHEN NOT has_table_privilege(to_regclass($pgoutbox$"public"."outbox_cursors"$pgoutbox$), 'UPDATE')
 			THEN $pgoutbox$UPDATE ON "public"."outbox_cursors"$pgoutbox$ END,
 		CASE WHEN NOT has_table_privilege(to_regclass($pgoutbox$"public"."outbox_epochs"$pgoutbox$), 'SELECT')
-			THEN $pgoutbox$SELECT ON "public"."outbox_epochs"$pgoutbox$ END)
+			THEN $pgoutbox$SELECT ON "public"."outbox_epochs"$pgoutbox$ END,
+		CASE WHEN NOT has_table_privilege(to_regclass($pgoutbox$"public"."outbox_parked"$pgoutbox$), 'SELECT')
+			THEN $pgoutbox$SELECT ON "public"."outbox_parked"$pgoutbox$ END,
+		CASE WHEN NOT has_table_privilege(to_regclass($pgoutbox$"public"."outbox_parked"$pgoutbox$), 'INSERT')
+			THEN $pgoutbox$INSERT ON "public"."outbox_parked"$pgoutbox$ END,
+		CASE WHEN NOT has_table_privilege(to_regclass($pgoutbox$"public"."outbox_parked"$pgoutbox$), 'UPDATE')
+			THEN $pgoutbox$UPDATE ON "public"."outbox_parked"$pgoutbox$ END,
+		CASE WHEN NOT has_table_privilege(to_regclass($pgoutbox$"public"."outbox_parked"$pgoutbox$), 'DELETE')
+			THEN $pgoutbox$DELETE ON "public"."outbox_parked"$pgoutbox$ END)
