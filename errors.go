@@ -28,6 +28,7 @@ var ErrLeadershipLost = errors.New("pgoutbox: leadership lost")
 // is in session mode.
 var ErrPooledConnection = errors.New("pgoutbox: a pooler stands between us and the server")
 
-// ErrPermanent marks a failure that no retry will mend: a handler or a destination Publisher that wraps it says that the
-// message will never be taken, and it is parked at once. Without parking it is treated like any other failure.
+// ErrPermanent marks a failure that no retry will mend. A destination Publisher of a PublisherBridge or of RouteByTopic, or a handler
+// under ReportErrors, that returns an error wrapping it has the row parked at once, whatever MaxAttempts is: it stands in the
+// table of parked rows with the error's text, and is delivered again after Unpark only.
 var ErrPermanent = errors.New("pgoutbox: permanent failure")

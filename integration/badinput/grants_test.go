@@ -21,6 +21,10 @@ var readerGrants = []string{
 	`INSERT ON "box"."outbox_cursors"`,
 	`UPDATE ON "box"."outbox_cursors"`,
 	`SELECT ON "box"."outbox_epochs"`,
+	`SELECT ON "box"."outbox_parked"`,
+	`INSERT ON "box"."outbox_parked"`,
+	`UPDATE ON "box"."outbox_parked"`,
+	`DELETE ON "box"."outbox_parked"`,
 }
 
 var namedGrant = regexp.MustCompile(`GRANT ([A-Z]+ ON (?:SCHEMA )?"box"(?:\."\w+")?)`)
@@ -134,7 +138,7 @@ func TestEachMissingRightOfAWriterIsNamed(t *testing.T) {
 // What is not there is not the reader's to make.
 func TestMissingSchemaIsForMigrate(t *testing.T) {
 	db := newOutbox(t, "box")
-	all := []string{"outbox", "outbox_id_seq", "outbox_consumers", "outbox_cursors", "outbox_epochs"}
+	all := []string{"outbox", "outbox_id_seq", "outbox_consumers", "outbox_cursors", "outbox_epochs", "outbox_parked"}
 	missing := func(cfg pgoutbox.SubscriberConfig, names ...string) {
 		t.Helper()
 		for what, err := range db.refusals(db.Pool, cfg) {
@@ -148,7 +152,7 @@ func TestMissingSchemaIsForMigrate(t *testing.T) {
 	missing(cfg, `"box"."absent"`)
 	db.Exec("DROP TABLE box.outbox_cursors")
 	missing(db.group("group"), `"box"."outbox_cursors"`)
-	db.Exec("DROP TABLE box.outbox_epochs; DROP TABLE box.outbox_consumers")
+	db.Exec("DROP TABLE box.outbox_epochs; DROP TABLE box.outbox_parked; DROP TABLE box.outbox_consumers")
 	missing(db.group("group"), `"box"."outbox_cursors"`, `"box"."outbox_epochs"`, `"box"."outbox_consumers"`)
 	if err := pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{Schema: "box"}); err != nil {
 		t.Fatal(err)
