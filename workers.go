@@ -69,7 +69,7 @@ func (r *reader) takeFrom() []*flight {
 			continue
 		}
 		run := sh.take(r.runMost(sh.queue.ready.len(), len(r.shards)), r.outMost)
-		if sh.queue.ready.len() > 0 && sh.out < r.outMost {
+		if len(run) > 0 && sh.queue.ready.len() > 0 && sh.out < r.outMost { // none: it waits in quarantine
 			sh.runnable = true
 			r.runnable = append(r.runnable, sh)
 		}

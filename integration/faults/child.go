@@ -65,7 +65,7 @@ func (c *child) run(ctx context.Context) error {
 	logger := watermill.NewSlogLogger(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	if c.Bridge {
 		bridge, err := pgoutbox.NewPublisherBridge(pool, c, pgoutbox.BridgeConfig{
-			ConsumerGroup: group, Shards: c.Shards, Lanes: c.Lanes, BatchSize: 1,
+			ConsumerGroup: group, Shards: c.Shards, Lanes: c.Lanes, BatchSize: 1, MaxAttempts: c.MaxAttempts,
 			Lease: c.Lease, RetryInterval: c.Retry, SaveInterval: c.Save,
 		}, logger)
 		if err != nil {
@@ -74,7 +74,7 @@ func (c *child) run(ctx context.Context) error {
 		return bridge.Run(ctx)
 	}
 	sub, err := pgoutbox.NewSubscriber(pool, pgoutbox.SubscriberConfig{
-		ConsumerGroup: group, Shards: c.Shards, MaxInFlight: c.Lanes,
+		ConsumerGroup: group, Shards: c.Shards, MaxInFlight: c.Lanes, MaxAttempts: c.MaxAttempts,
 		Lease: c.Lease, RetryInterval: c.Retry, SaveInterval: c.Save,
 	}, logger)
 	if err != nil {
@@ -109,6 +109,9 @@ func (c *child) handle(msg *message.Message) {
 	c.mu.Lock()
 	_ = c.out.Encode(Delivery{At: now, PID: os.Getpid(), Shard: row.Shard, Term: row.Term, ID: row.ID, Key: row.Key})
 	c.mu.Unlock()
+	if c.Poison != "" && row.Key == c.Poison {
+		os.Exit(3)
+	}
 	if c.Hold != "" && row.Key == c.Hold {
 		<-c.ack
 		return

@@ -23,6 +23,9 @@ type Role struct {
 	Work   time.Duration // how long each row takes before it is acked
 	Serial bool          // one row at a time, while the others wait to be taken over
 	Hold   string        // rows of this key are acked only after Ack, whatever their contexts say
+	Poison string        // a row of this key ends the process
+
+	MaxAttempts int // failures, or deaths, after which a row is parked; 0 = never
 
 	Lease, Retry, Save time.Duration // 0 = the product's own
 }
@@ -34,6 +37,7 @@ type Process struct {
 	stdin   io.WriteCloser
 	said    *said
 	reading sync.WaitGroup
+	done    chan struct{}
 	ended   bool
 }
 
@@ -49,7 +53,7 @@ func Start(role Role, into *Journal) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{command: exec.Command(self), said: &said{}}
+	p := &Process{command: exec.Command(self), said: &said{}, done: make(chan struct{})}
 	p.command.Env = append(os.Environ(), roleVariable+"="+string(text))
 	p.command.Stderr = p.said
 	if p.stdin, err = p.command.StdinPipe(); err != nil {
@@ -64,6 +68,7 @@ func Start(role Role, into *Journal) (*Process, error) {
 	}
 	p.PID = p.command.Process.Pid
 	p.reading.Go(func() {
+		defer close(p.done)
 		for from := json.NewDecoder(stdout); ; {
 			var d Delivery
 			if from.Decode(&d) != nil {
@@ -86,6 +91,9 @@ func (p *Process) Ack() error {
 	_, err := io.WriteString(p.stdin, "ack\n")
 	return err
 }
+
+// Done is closed when the process has ended, by itself or not, and everything it delivered is in the journal.
+func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Kill is SIGKILL; it waits until the process is gone and everything it delivered is in the journal. A second call does
 // nothing.

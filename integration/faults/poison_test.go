@@ -1,0 +1,95 @@
+//go:build unix
+
+package faults
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// One row ends the process that handles it, again and again. It is found out among everything that was out with it, and parked; nothing
+// else is, and nothing is lost.
+func TestRowThatEndsItsProcessIsParked(t *testing.T) {
+	const (
+		shards = 4
+		deaths = 3 // MaxAttempts
+		rows   = 2000
+	)
+	for _, bridge := range []bool{false, true} {
+		t.Run(map[bool]string{false: "subscriber", true: "bridge"}[bridge], func(t *testing.T) {
+			db, j := newOutbox(t), NewJournal()
+			db.put(rows / 2)
+			db.exec("INSERT INTO outbox (topic, key) VALUES ('orders', 'poison')")
+			db.put(rows / 2)
+			poison := ask[int64](db, "SELECT id FROM outbox WHERE key = 'poison'")
+			role := Role{
+				Bridge: bridge, Shards: shards, Lanes: 8, Work: time.Millisecond, Poison: "poison", MaxAttempts: deaths,
+				Retry: 50 * time.Millisecond, Lease: 2 * time.Second,
+			}
+			for n := 0; ask[int](db, "SELECT count(*)::int FROM outbox_parked") == 0; n++ {
+				if n > 5*deaths {
+					t.Fatalf("%d processes ended and nothing is parked", n)
+				}
+				p := db.start(role, j)
+				db.eventuallyOr(p, "the row is parked", "SELECT count(*) = 1 FROM outbox_parked")
+			}
+			db.waitForAll(j)
+			const parked = "SELECT string_agg(row_id || ' ' || attempts || ' ' || last_error, ', ') FROM outbox_parked"
+			if got := ask[string](db, parked); got != fmt.Sprintf(
+				"%d %d %d leaders ended while this row alone was out", poison, deaths, deaths) {
+				t.Errorf("parked: %s; the poison is %d", got, poison)
+			}
+			out := len(j.Of(func(d Delivery) bool { return d.Key == "poison" }))
+			t.Logf("%d processes ended before the row was parked", out)
+			if out > deaths+1+rows/shards/64 {
+				t.Errorf("the row went out %d times", out)
+			}
+		})
+	}
+}
+
+// eventuallyOr polls the database until a condition holds or the process has ended.
+func (db *outbox) eventuallyOr(p *Process, what, sql string) {
+	db.Helper()
+	again := time.NewTicker(5 * time.Millisecond)
+	defer again.Stop()
+	giveUp := time.NewTimer(patience)
+	defer giveUp.Stop()
+	for !ask[bool](db, sql) {
+		select {
+		case <-p.Done():
+			return
+		case <-again.C:
+		case <-giveUp.C:
+			db.Fatalf("never happened: %s", what)
+		}
+	}
+}
+
+// Processes are killed at random while everything is in order: no row is blamed for it.
+func TestKillsBlameNoRow(t *testing.T) {
+	const rows = 4000
+	db, j := newOutbox(t), NewJournal()
+	db.put(rows)
+	role := Role{
+		Shards: 4, Lanes: 8, Work: time.Millisecond, MaxAttempts: 3, Retry: 50 * time.Millisecond, Lease: 2 * time.Second,
+	}
+	for range 12 {
+		left := 1 + rand.IntN(200)
+		p := db.start(role, j)
+		db.wait("some rows", j, func(d Delivery) bool {
+			if d.PID == p.PID {
+				left--
+			}
+			return left <= 0
+		})
+		p.Kill()
+	}
+	db.start(role, j)
+	db.waitForAll(j)
+	if got := ask[int](db, "SELECT count(*)::int FROM outbox_parked"); got != 0 {
+		t.Errorf("%d rows are parked", got)
+	}
+}
