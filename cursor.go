@@ -80,8 +80,12 @@ func (c *cursor) prepend(list []*entry) {
 	c.changes++
 }
 
-// add takes over the next row of the batch being fetched.
+// add takes over the next row of the batch being fetched. When all rows before it have gone out, the frontier stands where the
+// fetch did: it may have been stored so, at the end of a batch, and what is stored later must not lie before it.
 func (c *cursor) add(e *entry, b *batch) {
+	if c.frontSeq == c.lastSeq {
+		c.front = c.fetched
+	}
 	e.batch = b
 	c.append(e)
 	c.fetched = position{b, e.id}

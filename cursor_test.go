@@ -61,6 +61,22 @@ func TestCursorStoresTheFrontierAndWhatIsNotAckedBeforeIt(t *testing.T) {
 	}
 }
 
+// Once everything has gone out the stored position is where the fetch stands. The next row must not take it back to the last
+// row that went out, not even if an ack of an earlier one is stored before it goes out itself.
+func TestCursorsStoredPositionStaysAheadWhenTheNextRowIsFetched(t *testing.T) {
+	c, entries := cursorOf(1, 2)
+	c.reach(position{c.fetched.batch, batchEnd})
+	c.emit(entries[1])
+	c.emit(entries[2])
+	stored, _ := c.state()
+	c.add(&entry{record: record{id: 150, xid: 55}}, &batch{after: c.fetched.batch.upto, upto: snapshot{epoch: firstEpoch, low: 200, high: 200, xmax: 60}})
+	c.ack(entries[1])
+	at, pending := c.state()
+	if at != stored || !slices.Equal(pending, []int64{2}) {
+		t.Errorf("the position went from %+v to %+v, pending %v", stored, at, pending)
+	}
+}
+
 func TestCursorStoresNothingNewWhileOnlyReadingGoesOn(t *testing.T) {
 	c, entries := cursorOf(1, 2)
 	c.emit(entries[1])
