@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/torture"
 )
 
@@ -35,7 +36,7 @@ func (c childReader) Run(ctx context.Context, dsn string, deliver torture.Delive
 	if err != nil {
 		return err
 	}
-	messages, err := sub.Subscribe(ctx, topic)
+	messages, err := sub.Subscribe(ctx, outboxtest.Topic)
 	if err != nil {
 		return err
 	}
@@ -70,13 +71,13 @@ func (ob *outbox) child(t testing.TB, role, name string, s *sink, handle handler
 	ctx, end := context.WithCancelCause(context.Background())
 	c := &child{end: end, ended: make(chan error, 1)}
 	go func() { // owned by kill, which the end of the test calls in any case
-		c.ended <- torture.Process{Role: role, Logf: t.Logf}.Run(ctx, ob.dsn, func(d torture.Delivery) torture.Ack {
+		c.ended <- torture.Process{Role: role, Logf: t.Logf}.Run(ctx, ob.DSN, func(d torture.Delivery) torture.Ack {
 			var got delivery
 			if err := json.Unmarshal(d.Payload, &got); err != nil {
 				return func(context.Context) error { return err }
 			}
 			got.Reader, got.At = name, time.Now()
-			s.add(got)
+			s.Add(got)
 			return func(ctx context.Context) error {
 				if err := handle(ctx, got); err != nil {
 					return fmt.Errorf("%w: %w", torture.ErrRefused, err)

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // FC-01: transaction A draws its number first and commits last. A reader that follows the numbers passes it by.
@@ -27,7 +29,7 @@ func TestFC01_RowCommittedLateIsNotSkipped(t *testing.T) {
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
 					ob := newOutbox(t)
-					lateCommit(t, ob, ob.keyIn(t, 3, 16, 0), ob.keyIn(t, k.shardB, 16, k.numberB), publishesLast, restart)
+					lateCommit(t, ob, ob.KeyIn(3, 16, 0), ob.KeyIn(k.shardB, 16, k.numberB), publishesLast, restart)
 				})
 			}
 		}
@@ -67,7 +69,7 @@ func TestFC01_WritersThatCommitAtRandomLoseNothing(t *testing.T) {
 	t.Parallel()
 	ob, s := newOutbox(t), newSink()
 	r := ob.read(t, "P1", s, ackAll)
-	deadline := time.Now().Add(length(60 * time.Second))
+	deadline := time.Now().Add(outboxtest.Length(60 * time.Second))
 	var writers errgroup.Group
 	for writer := range 8 {
 		writers.Go(func() error {
@@ -79,7 +81,7 @@ func TestFC01_WritersThatCommitAtRandomLoseNothing(t *testing.T) {
 				if err := w.publish(fmt.Sprintf("key %d", rand.IntN(5)), fmt.Sprintf("m %d %d", writer, n)); err != nil {
 					return err
 				}
-				pause(t.Context(), rand.N(200*time.Millisecond))
+				outboxtest.Pause(t.Context(), rand.N(200*time.Millisecond))
 				end := w.Commit
 				if rand.IntN(10) == 0 {
 					end = w.Rollback

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // FC-03: the lock session is ended from outside while handlers work. What they finish then must not count, and the process
@@ -39,14 +40,14 @@ func TestFC03_LostLockSessionEndsTheLead(t *testing.T) {
 		return nil // a handler that does not look at its context, and acks late
 	}, func(c *pgoutbox.SubscriberConfig) { c.Shards, c.RetryInterval = 1, 5*time.Second })
 	s.await(t, 10*time.Second, held...)
-	ob.awaitPending(t, ob.id(t, held[inFlight-1]), ids(t, ob, held)...)
+	ob.awaitPending(t, ob.ID(held[inFlight-1]), ids(t, ob, held)...)
 
 	p2 := ob.read(t, "P2", s, ackAll, func(c *pgoutbox.SubscriberConfig) { c.RetryInterval = 50 * time.Millisecond })
-	pids := ob.lockSessions(t)
+	pids := ob.LockSessions()
 	if len(pids) != 1 {
 		t.Fatalf("the sessions with locks are %v, want P1's", pids)
 	}
-	ob.exec(t, "SELECT pg_terminate_backend($1)", pids[0])
+	ob.Exec("SELECT pg_terminate_backend($1)", pids[0])
 	timer := time.AfterFunc(notice, func() { close(ended) })
 	defer timer.Stop()
 	for range inFlight {
@@ -57,7 +58,7 @@ func TestFC03_LostLockSessionEndsTheLead(t *testing.T) {
 	for n := range 20 {
 		ob.put(t, fmt.Sprintf("key %d", n%3), fmt.Sprintf("after %d", n))
 	}
-	s.awaitThat(t, 15*time.Second, func(log []delivery) (bool, string) {
+	s.Await(t, 15*time.Second, func(log []delivery) (bool, string) {
 		byP2 := 0
 		for _, d := range log {
 			if d.Reader == "P2" {
@@ -66,10 +67,10 @@ func TestFC03_LostLockSessionEndsTheLead(t *testing.T) {
 		}
 		return byP2 >= inFlight+20, fmt.Sprintf("P2 delivered %d messages, want %d", byP2, inFlight+20)
 	})
-	ob.awaitPending(t, ob.id(t, "after 19"))
+	ob.awaitPending(t, ob.ID("after 19"))
 	close(finish)
-	eventually(t, 15*time.Second, "P1 opens a new session", func() (bool, string) {
-		n := ask[int](t, ob, `SELECT count(*) FROM pg_stat_activity
+	outboxtest.Eventually(t, 15*time.Second, "P1 opens a new session", func() (bool, string) {
+		n := outboxtest.Ask[int](ob.Outbox, `SELECT count(*) FROM pg_stat_activity
 			WHERE datname = current_database() AND application_name LIKE 'pgoutbox %'`)
 		return n == 2, fmt.Sprintf("%d sessions", n)
 	})
@@ -93,14 +94,14 @@ func TestFC03_LostLockSessionEndsTheLead(t *testing.T) {
 		twice[uuid] = 2
 	}
 	s.mustHaveCome(t, twice)
-	ob.mustBeClean(t)
+	ob.MustBeClean()
 }
 
 func ids(t *testing.T, ob *outbox, uuids []string) []int64 {
 	t.Helper()
 	var out []int64
 	for _, uuid := range uuids {
-		out = append(out, ob.id(t, uuid))
+		out = append(out, ob.ID(uuid))
 	}
 	return out
 }

@@ -27,7 +27,7 @@ func TestFC07_AckOutOfOrderKeepsTheGap(t *testing.T) {
 			tenMessages(t, ob, keyed)
 			p1 := ob.child(t, "one shard", "P1", s, g.handle)
 			s.await(t, 20*time.Second, "m4", "m10")
-			ob.awaitPending(t, ob.id(t, "m10"), ob.id(t, "m3"))
+			ob.awaitPending(t, ob.ID("m10"), ob.ID("m3"))
 			g.finish("m3", errors.New("refused"))
 			if again := s.awaitTimes(t, 5*time.Second, "m3", 2); again.Row.Attempt != 2 {
 				t.Errorf("after the nack m3 came as attempt %d", again.Row.Attempt)
@@ -49,11 +49,11 @@ func tenMessages(t *testing.T, ob *outbox, keyed bool) {
 
 // killAndRestart kills P1, which holds one message back, when the acks of the others are stored.
 func killAndRestart(t *testing.T, ob *outbox, s *sink, p1 *child, held string, times int) {
-	past, want := ob.id(t, "m10"), ob.id(t, held)
+	past, want := ob.ID("m10"), ob.ID(held)
 	ob.awaitPending(t, past, want)
 	p1.kill(t)
-	if c := ob.cursors(t)[0]; !slices.Equal(c.pending, []int64{want}) {
-		t.Errorf("after the kill the stored pending rows are %v, want only %s, row %d", c.pending, held, want)
+	if c := ob.Cursors()[0]; !slices.Equal(c.Pending, []int64{want}) {
+		t.Errorf("after the kill the stored pending rows are %v, want only %s, row %d", c.Pending, held, want)
 	}
 
 	p1again := ob.read(t, "P1 again", s, ackAll)
@@ -63,7 +63,7 @@ func killAndRestart(t *testing.T, ob *outbox, s *sink, p1 *child, held string, t
 	ob.judge(t, s)
 	p1again.close(t)
 	s.mustHaveCome(t, map[string]int{held: times})
-	if c := ob.cursors(t)[0]; len(c.pending) != 0 {
-		t.Errorf("after everything was acked the stored pending rows are %v", c.pending)
+	if c := ob.Cursors()[0]; len(c.Pending) != 0 {
+		t.Errorf("after everything was acked the stored pending rows are %v", c.Pending)
 	}
 }

@@ -17,7 +17,7 @@ func TestFC11_HolesInTheNumbersCostNothing(t *testing.T) {
 			t.Parallel()
 			ob := newOutbox(t)
 			if idle {
-				ob.exec(t, "CREATE TABLE unrelated (n int)")
+				ob.Exec("CREATE TABLE unrelated (n int)")
 				other := ob.begin(t)
 				_, err := other.Exec(t.Context(), "INSERT INTO unrelated VALUES (1)")
 				must(t, err)
@@ -37,7 +37,7 @@ func holes(t *testing.T, ob *outbox) {
 		must(t, w.Rollback(t.Context()))
 	}
 	r := ob.read(t, "P1", s, ackAll, polls)
-	ob.awaitLocks(t, 16)
+	ob.AwaitLocks(16)
 	ob.probe(t, s, 2*poll) // behind a hole at the very start
 
 	// A row that is still to come, a hole behind it, and a process that remembers neither.
@@ -48,16 +48,16 @@ func holes(t *testing.T, ob *outbox) {
 	must(t, burn.Rollback(t.Context()))
 	r.close(t)
 	r2 := ob.read(t, "P1 again", s, ackAll, polls)
-	ob.awaitLocks(t, 16)
+	ob.AwaitLocks(16)
 	ob.probe(t, s, 2*poll)
 
 	// A hole that no window of ids spans, met by a process that is running and by one that has just started.
-	ob.exec(t, "SELECT count(nextval('outbox_id_seq')) FROM generate_series(1, 100000)")
+	ob.Exec("SELECT count(nextval('outbox_id_seq')) FROM generate_series(1, 100000)")
 	ob.probe(t, s, 2*poll)
-	ob.exec(t, "SELECT count(nextval('outbox_id_seq')) FROM generate_series(1, 100000)")
+	ob.Exec("SELECT count(nextval('outbox_id_seq')) FROM generate_series(1, 100000)")
 	r2.close(t)
 	r3 := ob.read(t, "P1 once more", s, ackAll, polls)
-	ob.awaitLocks(t, 16)
+	ob.AwaitLocks(16)
 	ob.probe(t, s, 2*poll)
 
 	must(t, open.Commit(t.Context()))
@@ -66,7 +66,7 @@ func holes(t *testing.T, ob *outbox) {
 	r3.close(t)
 	s.mustHaveComeOnce(t)
 	for _, one := range []*reader{r, r2, r3} {
-		for _, line := range one.log.errors() {
+		for _, line := range one.log.Errors() {
 			t.Errorf("a hole was worth a line in the log: %s", line)
 		}
 	}

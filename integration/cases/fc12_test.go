@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
@@ -20,11 +21,11 @@ func TestFC12_OpenTransactionDelaysNobody(t *testing.T) {
 		open func(*testing.T, *outbox) (end func())
 	}{
 		{"wrote an unrelated table", func(t *testing.T, ob *outbox) func() {
-			ob.exec(t, "CREATE TABLE unrelated (n int)")
+			ob.Exec("CREATE TABLE unrelated (n int)")
 			return openWith(t, ob.begin(t), "INSERT INTO unrelated VALUES (1)")
 		}},
 		{"only reads, as a dump does", func(t *testing.T, ob *outbox) func() {
-			tx, err := ob.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+			tx, err := ob.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 			must(t, err)
 			return openWith(t, tx, "SELECT count(*) FROM outbox")
 		}},
@@ -56,10 +57,10 @@ func openTransaction(t *testing.T, ob *outbox, open func(*testing.T, *outbox) fu
 	)
 	s := newSink()
 	r := ob.read(t, "P1", s, ackAll, func(c *pgoutbox.SubscriberConfig) { c.PollInterval = poll })
-	ob.awaitLocks(t, 16)
+	ob.AwaitLocks(16)
 
 	end := open(t, ob)
-	until := time.Now().Add(length(60 * time.Second))
+	until := time.Now().Add(outboxtest.Length(60 * time.Second))
 	var uuids []string
 	for n := range 100 {
 		uuids = append(uuids, fmt.Sprintf("m%d", n))
@@ -68,7 +69,7 @@ func openTransaction(t *testing.T, ob *outbox, open func(*testing.T, *outbox) fu
 	s.await(t, bound, uuids...)
 	for time.Now().Before(until) {
 		ob.probe(t, s, bound)
-		pause(t.Context(), time.Second)
+		outboxtest.Pause(t.Context(), time.Second)
 	}
 	end()
 	ob.probe(t, s, 5*time.Second)
@@ -90,11 +91,11 @@ func buildIndex(t *testing.T, ob *outbox) func() {
 	must(t, writer.publish("key", "of the writer that stays"))
 	built := make(chan error, 1)
 	go func() { // ends when the writer does; the end of the test cancels it
-		_, err := ob.pool.Exec(t.Context(), "CREATE INDEX CONCURRENTLY by_time ON outbox (created_at)")
+		_, err := ob.Pool.Exec(t.Context(), "CREATE INDEX CONCURRENTLY by_time ON outbox (created_at)")
 		built <- err
 	}()
-	eventually(t, 10*time.Second, "the build of the index waits for the writer", func() (bool, string) {
-		phase := ask[string](t, ob, "SELECT coalesce(max(phase), 'not begun') FROM pg_stat_progress_create_index WHERE datname = current_database()")
+	outboxtest.Eventually(t, 10*time.Second, "the build of the index waits for the writer", func() (bool, string) {
+		phase := outboxtest.Ask[string](ob.Outbox, "SELECT coalesce(max(phase), 'not begun') FROM pg_stat_progress_create_index WHERE datname = current_database()")
 		return phase == "waiting for writers before build", phase
 	})
 	return func() {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
@@ -56,7 +57,7 @@ func TestFC13_CloseEndsInTimeWithAnUnackedMessage(t *testing.T) {
 
 // closeTimeout is the default in the full run.
 func closeTimeout(c *pgoutbox.SubscriberConfig) {
-	if !full() {
+	if !outboxtest.Full() {
 		c.CloseTimeout = 2 * time.Second
 	}
 }
@@ -64,8 +65,8 @@ func closeTimeout(c *pgoutbox.SubscriberConfig) {
 func closeUnacked(t *testing.T, ob *outbox, reads, acks bool, breakIt func() (mend func())) {
 	s := newSink()
 	r := ob.reader(t, closeTimeout)
-	messages := r.open(t, t.Context(), topic)
-	ob.awaitLocks(t, 16)
+	messages := r.open(t, t.Context(), outboxtest.Topic)
+	ob.AwaitLocks(16)
 	ob.put(t, "key", "m1")
 	var consumer sync.WaitGroup
 	defer consumer.Wait()
@@ -75,9 +76,9 @@ func closeUnacked(t *testing.T, ob *outbox, reads, acks bool, breakIt func() (me
 			if !ok {
 				return
 			}
-			s.add(received("P1", msg))
+			s.Add(received("P1", msg))
 			if acks {
-				pause(t.Context(), time.Second)
+				outboxtest.Pause(t.Context(), time.Second)
 				msg.Ack()
 			}
 		})
@@ -85,8 +86,8 @@ func closeUnacked(t *testing.T, ob *outbox, reads, acks bool, breakIt func() (me
 	if reads {
 		s.await(t, 10*time.Second, "m1")
 	} else {
-		eventually(t, 10*time.Second, "m1 is on its way", func() (bool, string) {
-			return ask[bool](t, ob, "SELECT EXISTS (SELECT FROM outbox_cursors WHERE pending <> '{}')"), "not yet"
+		outboxtest.Eventually(t, 10*time.Second, "m1 is on its way", func() (bool, string) {
+			return outboxtest.Ask[bool](ob.Outbox, "SELECT EXISTS (SELECT FROM outbox_cursors WHERE pending <> '{}')"), "not yet"
 		})
 	}
 
@@ -101,9 +102,9 @@ func closeUnacked(t *testing.T, ob *outbox, reads, acks bool, breakIt func() (me
 		t.Error("Close has returned, and the channel is open")
 	}
 	mend()
-	ob.pool.Reset() // the connections it had may have died with the server
+	ob.Pool.Reset() // the connections it had may have died with the server
 	r.mustHaveNoGoroutines(t, 20*time.Second)
-	ob.mustBeClean(t)
+	ob.MustBeClean()
 }
 
 // restartAfterClose demands m1 again, unless its ack could be stored.
@@ -119,6 +120,6 @@ func restartAfterClose(t *testing.T, ob *outbox, acked bool) {
 		s.await(t, 10*time.Second, "m1")
 	}
 	r.close(t)
-	ob.mustBeClean(t)
-	ob.mustBeMonotonous(t)
+	ob.MustBeClean()
+	ob.MustNotGoBack()
 }

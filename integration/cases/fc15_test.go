@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // FC-15: our sessions wait, or hold their locks, within a transaction. Then nobody can build an index or clean a table.
 func TestFC15_NoSessionOfOursHoldsATransaction(t *testing.T) {
 	t.Parallel()
 	ob, s := newOutbox(t), newSink()
-	ob.exec(t, "CREATE TABLE unrelated AS SELECT generate_series(1, 1000) AS n")
+	ob.Exec("CREATE TABLE unrelated AS SELECT generate_series(1, 1000) AS n")
 	working, done := make(chan struct{}), t.Context().Done()
 	slow := func(ctx context.Context, d delivery) error {
 		if d.UUID[0] != 'm' {
@@ -27,7 +29,7 @@ func TestFC15_NoSessionOfOursHoldsATransaction(t *testing.T) {
 		return nil
 	}
 	readers := []*reader{ob.read(t, "P1", s, slow)}
-	ob.awaitLocks(t, 16)
+	ob.AwaitLocks(16)
 	for _, name := range []string{"P2", "P3", "P4"} {
 		readers = append(readers, ob.read(t, name, s, slow))
 	}
@@ -41,11 +43,11 @@ func TestFC15_NoSessionOfOursHoldsATransaction(t *testing.T) {
 	sampling, stop := context.WithCancel(t.Context())
 	sampled := make(chan string, 1)
 	go func() { sampled <- sample(sampling, ob) }() // waited for below
-	until := time.Now().Add(length(60 * time.Second))
+	until := time.Now().Add(outboxtest.Length(60 * time.Second))
 
 	for _, build := range []string{"CREATE INDEX CONCURRENTLY ours ON outbox (created_at)", "CREATE INDEX CONCURRENTLY theirs ON unrelated (n)"} {
 		began := time.Now()
-		ob.exec(t, build)
+		ob.Exec(build)
 		if took := time.Since(began); took > 10*time.Second {
 			t.Errorf("%s took %s", build, took)
 		}
@@ -53,7 +55,7 @@ func TestFC15_NoSessionOfOursHoldsATransaction(t *testing.T) {
 	dead(t, ob)
 	for time.Now().Before(until) {
 		ob.probe(t, s, 5*time.Second) // the handlers of the others still work
-		pause(t.Context(), time.Second)
+		outboxtest.Pause(t.Context(), time.Second)
 	}
 	stop()
 	if trouble := <-sampled; trouble != "" {
@@ -65,7 +67,7 @@ func TestFC15_NoSessionOfOursHoldsATransaction(t *testing.T) {
 		r.close(t)
 	}
 	s.mustHaveComeOnce(t)
-	ob.mustBeClean(t)
+	ob.MustBeClean()
 }
 
 // dead makes rows that nobody can see any more and demands that VACUUM takes them away.
@@ -74,17 +76,17 @@ func dead(t *testing.T, ob *outbox) {
 	w := ob.begin(t)
 	must(t, w.publish("", make([]string, 1000)...))
 	must(t, w.Rollback(t.Context()))
-	eventually(t, 20*time.Second, "VACUUM removes the dead rows", func() (bool, string) {
-		ob.exec(t, "VACUUM outbox")
-		left := ask[int](t, ob, `SELECT n_dead_tup::int FROM pg_stat_user_tables WHERE relname = 'outbox'`)
-		return left == 0 && ask[int](t, ob, "SELECT vacuum_count::int FROM pg_stat_user_tables WHERE relname = 'outbox'") > 0,
+	outboxtest.Eventually(t, 20*time.Second, "VACUUM removes the dead rows", func() (bool, string) {
+		ob.Exec("VACUUM outbox")
+		left := outboxtest.Ask[int](ob.Outbox, `SELECT n_dead_tup::int FROM pg_stat_user_tables WHERE relname = 'outbox'`)
+		return left == 0 && outboxtest.Ask[int](ob.Outbox, "SELECT vacuum_count::int FROM pg_stat_user_tables WHERE relname = 'outbox'") > 0,
 			fmt.Sprintf("%d left", left)
 	})
 }
 
 // sample looks at the readers' sessions until ctx ends, and returns what is wrong with them.
 func sample(ctx context.Context, ob *outbox) (trouble string) {
-	conn, err := pgx.Connect(ctx, ob.dsn)
+	conn, err := pgx.Connect(ctx, ob.DSN)
 	if err != nil {
 		return err.Error()
 	}
@@ -108,6 +110,6 @@ func sample(ctx context.Context, ob *outbox) (trouble string) {
 		case seen != "":
 			return seen
 		}
-		pause(ctx, 100*time.Millisecond)
+		outboxtest.Pause(ctx, 100*time.Millisecond)
 	}
 }

@@ -20,27 +20,27 @@ func TestFC20_SecondSubscriptionOfOneProcessTakesTurns(t *testing.T) {
 		ob, s := newOutbox(t), newSink()
 		r := ob.reader(t, slow)
 		first := r.subscribe(t, "first", s, ackAll)
-		ob.awaitLocks(t, 16)
+		ob.AwaitLocks(16)
 		second := r.subscribe(t, "second", s, ackAll)
 		takeTurns(t, ob, s, 2*retry, func() { first.end(t) })
 
 		second.end(t)
-		if locks := ob.locks(t); len(locks) != 0 {
+		if locks := ob.Locks(); len(locks) != 0 {
 			t.Errorf("both subscriptions have ended, and the session holds %v", locks)
 		}
 		r.close(t)
-		ob.mustBeClean(t)
+		ob.MustBeClean()
 	})
 	t.Run("through two Subscribers", func(t *testing.T) {
 		t.Parallel()
 		ob, s := newOutbox(t), newSink()
 		first := ob.read(t, "first", s, ackAll, slow)
-		ob.awaitLocks(t, 16)
+		ob.AwaitLocks(16)
 		second := ob.read(t, "second", s, ackAll, slow)
 		takeTurns(t, ob, s, 2*retry, func() { first.close(t) })
 
 		second.close(t)
-		ob.mustBeClean(t)
+		ob.MustBeClean()
 	})
 }
 
@@ -65,7 +65,7 @@ func takeTurns(t *testing.T, ob *outbox, s *sink, within time.Duration, endFirst
 		t.Errorf("after the end of the first subscription %s delivered", d.Reader)
 	}
 	s.await(t, 10*time.Second, two("after")...)
-	ob.awaitLocks(t, 16)
+	ob.AwaitLocks(16)
 	oneHolder(t, ob)
 	if after := len(s.by("first")); after != before {
 		t.Errorf("the first subscription emitted %d messages after its end", after-before)
@@ -77,7 +77,7 @@ func takeTurns(t *testing.T, ob *outbox, s *sink, within time.Duration, endFirst
 
 func oneHolder(t *testing.T, ob *outbox) {
 	t.Helper()
-	if locks := ob.locks(t); len(locks) != 16 || len(slices.Compact(locks)) != 16 {
+	if locks := ob.Locks(); len(locks) != 16 || len(slices.Compact(locks)) != 16 {
 		t.Errorf("want one holder for each of 16 shards, got %v", locks)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
@@ -22,7 +23,7 @@ func TestFC21_SmallPoolIsEnough(t *testing.T) {
 		t.Run(fmt.Sprintf("%d connections", conns), func(t *testing.T) {
 			t.Parallel()
 			ob, s, waits := newOutbox(t), newSink(), &acquireTracer{}
-			pool := pgserver.Pool(t, ob.dsn, func(c *pgxpool.Config) {
+			pool := pgserver.Pool(t, ob.DSN, func(c *pgxpool.Config) {
 				c.MaxConns = conns
 				c.ConnConfig.Tracer = waits
 			})
@@ -49,13 +50,13 @@ func TestFC21_SmallPoolIsEnough(t *testing.T) {
 			ob.judge(t, s)
 			r.close(t)
 			s.mustHaveComeOnce(t)
-			if n := ask[int](t, ob, "SELECT count(*) FROM outbox WHERE topic = 'echo'"); n != 100 {
+			if n := outboxtest.Ask[int](ob.Outbox, "SELECT count(*) FROM outbox WHERE topic = 'echo'"); n != 100 {
 				t.Errorf("the handlers published %d messages, want 100", n)
 			}
 			if waits.longest > 10*time.Second {
 				t.Errorf("somebody waited %s for a connection", waits.longest)
 			}
-			for _, line := range r.log.errors() {
+			for _, line := range r.log.Errors() {
 				t.Error(line)
 			}
 		})

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // FC-27: a group is created while a transaction is open. Its start must not leave that transaction's rows out, and nothing but
@@ -23,7 +24,7 @@ func TestFC27_StartOfANewGroup(t *testing.T) {
 	}
 	a := ob.begin(t)
 	must(t, a.publish("key 1", "m101"))
-	creation := ask[time.Time](t, ob, "SELECT clock_timestamp()")
+	creation := outboxtest.Ask[time.Time](ob.Outbox, "SELECT clock_timestamp()")
 
 	groups := map[string]pgoutbox.StartPosition{
 		"default": {}, "earliest": pgoutbox.Earliest, "latest": pgoutbox.Latest, "at": pgoutbox.StartAt(creation),
@@ -33,7 +34,7 @@ func TestFC27_StartOfANewGroup(t *testing.T) {
 	}
 	for name, from := range groups {
 		r := ob.reader(t, group(name, from))
-		must(t, r.sub.SubscribeInitialize(topic))
+		must(t, r.sub.SubscribeInitialize(outboxtest.Topic))
 		r.close(t)
 	}
 	must(t, a.Commit(t.Context()))
@@ -59,12 +60,12 @@ func TestFC27_StartOfANewGroup(t *testing.T) {
 				r.close(t)
 			}
 			// What the other groups' turns published is theirs, too, if they are read later.
-			got := slices.DeleteFunc(s.all(), func(d delivery) bool { return d.UUID[0] != 'm' })
+			got := slices.DeleteFunc(s.All(), func(d delivery) bool { return d.UUID[0] != 'm' })
 			if len(got) != len(want[name]) {
 				t.Errorf("group %s got %d of the messages, want %d: %s", name, len(got), len(want[name]), describe(got[:min(len(got), 10)]))
 			}
 			s.mustHaveComeOnce(t)
-			ob.mustBeMonotonous(t)
+			ob.MustNotGoBack()
 		})
 	}
 }
@@ -74,28 +75,28 @@ func TestFC27_GroupCreatedTwiceAtOnceHasOneStart(t *testing.T) {
 	t.Parallel()
 	ob := newOutbox(t)
 	ob.put(t, "", "history")
-	for n := range rounds(50) {
+	for n := range outboxtest.Rounds(50) {
 		s := newSink()
 		group := fmt.Sprintf("group %d", n)
 		var both [2]*reader
 		for i, from := range []pgoutbox.StartPosition{pgoutbox.Earliest, pgoutbox.Latest} {
-			both[i] = newReader(t, ob.pool, func(c *pgoutbox.SubscriberConfig) { c.ConsumerGroup, c.StartFrom, c.Shards = group, from, 2 })
+			both[i] = newReader(t, ob.Pool, func(c *pgoutbox.SubscriberConfig) { c.ConsumerGroup, c.StartFrom, c.Shards = group, from, 2 })
 		}
 		var creating errgroup.Group
 		for _, r := range both {
-			creating.Go(func() error { return r.sub.SubscribeInitialize(topic) })
+			creating.Go(func() error { return r.sub.SubscribeInitialize(outboxtest.Topic) })
 		}
 		must(t, creating.Wait())
 		of := "FROM outbox_consumers JOIN outbox_cursors ON consumer_id = id WHERE group_name = $1"
-		made := ask[string](t, ob, `SELECT count(DISTINCT consumer_id) || ' consumer, ' || count(*) || ' cursors, ' ||
+		made := outboxtest.Ask[string](ob.Outbox, `SELECT count(DISTINCT consumer_id) || ' consumer, ' || count(*) || ' cursors, ' ||
 			count(DISTINCT after_snapshot::text) || ' start' `+of, group)
 		if made != "1 consumer, 2 cursors, 1 start" {
 			t.Fatalf("%s has %s", group, made)
 		}
-		earliest := ask[bool](t, ob, "SELECT bool_and(after_low = 0) "+of, group)
+		earliest := outboxtest.Ask[bool](ob.Outbox, "SELECT bool_and(after_low = 0) "+of, group)
 		both[0].subscribe(t, "P1", s, ackAll)
 		both[1].subscribe(t, "P2", s, ackAll)
-		ob.awaitLocks(t, 2)
+		ob.AwaitLocks(2)
 		probe := fmt.Sprintf("probe %s", group)
 		ob.put(t, "", probe)
 		s.await(t, 10*time.Second, probe)

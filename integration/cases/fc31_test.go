@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
@@ -19,7 +20,7 @@ func TestFC31_TwoSchemasOfOneDatabaseDoNotMeet(t *testing.T) {
 	pool := pgserver.Pool(t, pgserver.Database(t), func(c *pgxpool.Config) { c.MaxConns = 10 })
 	sinks := map[string]*sink{"one": newSink(), "two": newSink()}
 	publish := func(schema, uuid string) {
-		_, err := pool.Exec(t.Context(), "INSERT INTO "+schema+".outbox (topic, uuid, key) VALUES ($1, $2, 'key')", topic, uuid)
+		_, err := pool.Exec(t.Context(), "INSERT INTO "+schema+".outbox (topic, uuid, key) VALUES ($1, $2, 'key')", outboxtest.Topic, uuid)
 		must(t, err)
 	}
 	for schema, s := range sinks {
@@ -33,7 +34,7 @@ func TestFC31_TwoSchemasOfOneDatabaseDoNotMeet(t *testing.T) {
 	}
 	for schema, s := range sinks {
 		s.mustHaveComeOnce(t)
-		if n := len(s.all()); n != 2 {
+		if n := len(s.All()); n != 2 {
 			t.Errorf("schema %s got %d messages, want its own 2", schema, n)
 		}
 	}
@@ -47,14 +48,14 @@ func TestFC31_StrangerWithALockOfOursIsNamed(t *testing.T) {
 	ob, s := newOutbox(t), newSink()
 	two := func(c *pgoutbox.SubscriberConfig) { c.Shards, c.RetryInterval = 2, retry }
 	r := ob.read(t, "P1", s, ackAll, two)
-	ob.awaitLocks(t, 2)
-	inShard := []string{ob.keyIn(t, 0, 2, 0), ob.keyIn(t, 1, 2, 0)}
-	key := ask[int64](t, ob, `SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks
+	ob.AwaitLocks(2)
+	inShard := []string{ob.KeyIn(0, 2, 0), ob.KeyIn(1, 2, 0)}
+	key := outboxtest.Ask[int64](ob.Outbox, `SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks
 		WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) LIMIT 1`)
 	r.close(t)
-	ob.mustBeClean(t)
+	ob.MustBeClean()
 
-	cfg, err := pgx.ParseConfig(ob.dsn)
+	cfg, err := pgx.ParseConfig(ob.DSN)
 	must(t, err)
 	cfg.RuntimeParams["application_name"] = "somebody else"
 	stranger, err := pgx.ConnectConfig(t.Context(), cfg)
@@ -64,19 +65,19 @@ func TestFC31_StrangerWithALockOfOursIsNamed(t *testing.T) {
 	must(t, err)
 
 	r = ob.read(t, "P1 again", s, ackAll, two)
-	ob.awaitLocks(t, 2) // one of them the stranger's
+	ob.AwaitLocks(2) // one of them the stranger's
 	pid := fmt.Sprint(stranger.PgConn().PID())
-	eventually(t, 3*retry, "LOUD: the stranger is named", func() (bool, string) {
-		for _, line := range r.log.says("somebody else") {
-			if line.failed && fmt.Sprint(line.fields["pid"]) == pid {
+	outboxtest.Eventually(t, 3*retry, "LOUD: the stranger is named", func() (bool, string) {
+		for _, line := range r.log.Lines("somebody else") {
+			if line.Level == "error" && fmt.Sprint(line.Fields["pid"]) == pid {
 				return true, ""
 			}
 		}
-		return false, fmt.Sprint(r.log.all())
+		return false, fmt.Sprint(r.log.Lines())
 	})
 	ob.put(t, inShard[0], "to shard 0")
 	ob.put(t, inShard[1], "to shard 1")
-	s.awaitThat(t, 5*time.Second, func(log []delivery) (bool, string) { return len(log) == 1, "the other shard is not led" })
+	s.Await(t, 5*time.Second, func(log []delivery) (bool, string) { return len(log) == 1, "the other shard is not led" })
 	must(t, stranger.Close(t.Context()))
 	s.await(t, 2*retry, "to shard 0", "to shard 1")
 	ob.judge(t, s)

@@ -10,13 +10,14 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // FC-35: a Router is stopped while a handler works. What the handler finishes within the time it is given must count.
 func TestFC35_WorkFinishedDuringShutdownCounts(t *testing.T) {
 	t.Parallel()
 	ob, s := newOutbox(t), newSink()
-	for n := range rounds(50) {
+	for n := range outboxtest.Rounds(50) {
 		uuid := fmt.Sprintf("m%d", n)
 		handled := stopRouterInHandler(t, ob, s, uuid, 2*time.Second, func(*pgoutbox.SubscriberConfig) {})
 		if handled != nil {
@@ -47,10 +48,10 @@ func stopRouterInHandler(t *testing.T, ob *outbox, s *sink, uuid string, takes t
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, r.log)
 	must(t, err)
 	began, handled := make(chan struct{}), make(chan error, 1)
-	router.AddConsumerHandler("slow", topic, r.sub, func(msg *message.Message) error {
-		s.add(received("router", msg))
+	router.AddConsumerHandler("slow", outboxtest.Topic, r.sub, func(msg *message.Message) error {
+		s.Add(received("router", msg))
 		close(began)
-		pause(t.Context(), takes)
+		outboxtest.Pause(t.Context(), takes)
 		handled <- context.Cause(msg.Context())
 		return nil
 	})
@@ -63,11 +64,11 @@ func stopRouterInHandler(t *testing.T, ob *outbox, s *sink, uuid string, takes t
 	case <-time.After(15 * time.Second):
 		t.Fatalf("%s did not reach its handler", uuid)
 	}
-	pause(t.Context(), 500*time.Millisecond)
+	outboxtest.Pause(t.Context(), 500*time.Millisecond)
 	must(t, router.Close())
 	must(t, <-ran)
 	r.close(t)
-	ob.mustBeClean(t)
+	ob.MustBeClean()
 	return <-handled
 }
 

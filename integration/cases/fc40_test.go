@@ -11,6 +11,7 @@ import (
 	"time"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // steady begins the names of messages that must be handled in peace.
@@ -28,7 +29,7 @@ func TestFC40_SessionIsUsedByOneAtATime(t *testing.T) {
 	var refuse atomic.Int64
 	handle := func(ctx context.Context, d delivery) error {
 		if strings.HasPrefix(d.UUID, steady) {
-			pause(ctx, 200*time.Millisecond)
+			outboxtest.Pause(ctx, 200*time.Millisecond)
 			if err := context.Cause(ctx); err != nil {
 				t.Errorf("%s: nobody touched the new session, and the lead ended: %v", d.UUID, err)
 			}
@@ -39,9 +40,9 @@ func TestFC40_SessionIsUsedByOneAtATime(t *testing.T) {
 		}
 		return nil
 	}
-	r := newReader(t, ob.pool, busy)
+	r := newReader(t, ob.Pool, busy)
 	readers, kills := []*reader{r}, 0
-	for n := range rounds(1000) {
+	for n := range outboxtest.Rounds(1000) {
 		name := fmt.Sprintf("cycle %d", n)
 		refuse.Store(rand.Int64N(3))
 		sub := r.subscribe(t, name, s, handle)
@@ -64,24 +65,24 @@ func TestFC40_SessionIsUsedByOneAtATime(t *testing.T) {
 			sub.end(t)
 		case 3:
 			r.close(t)
-			r = newReader(t, ob.pool, busy)
+			r = newReader(t, ob.Pool, busy)
 			readers = append(readers, r)
 		}
 	}
 	ob.judge(t, drained(t, ob, s))
 	r.close(t)
-	ob.mustBeClean(t)
+	ob.MustBeClean()
 	ends := 0
 	for _, r := range readers {
-		ends += len(r.log.says("the lock session ended"))
-		for _, line := range r.log.says("busy") {
+		ends += len(r.log.Lines("the lock session ended"))
+		for _, line := range r.log.Lines("busy") {
 			t.Error(line)
 		}
 	}
 	if ends > kills {
 		t.Errorf("%d sessions were given up, and %d were killed", ends, kills)
 	}
-	t.Logf("%d cycles, %d kills, %d deliveries", rounds(1000), kills, len(s.all()))
+	t.Logf("%d cycles, %d kills, %d deliveries", outboxtest.Rounds(1000), kills, len(s.All()))
 }
 
 // drained reads what nacks and kills left over.
@@ -94,8 +95,8 @@ func drained(t *testing.T, ob *outbox, s *sink) *sink {
 
 func killSessions(t *testing.T, ob *outbox) (killed int) {
 	t.Helper()
-	for _, pid := range ob.lockSessions(t) {
-		if ask[bool](t, ob, "SELECT pg_terminate_backend($1)", pid) {
+	for _, pid := range ob.LockSessions() {
+		if outboxtest.Ask[bool](ob.Outbox, "SELECT pg_terminate_backend($1)", pid) {
 			killed++
 		}
 	}

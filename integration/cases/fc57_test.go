@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // broker is a destination that logs what is published to it, and adds to the metadata, as publishers do that trace.
@@ -45,7 +46,7 @@ func TestFC57_NilMetadataAndPayloadReachHandlers(t *testing.T) {
 			r := ob.reader(t)
 			router, err := message.NewRouter(message.RouterConfig{}, r.log)
 			must(t, err)
-			router.AddHandler("forward", topic, r.sub, "", pgoutbox.RouteByTopic(b), func(msg *message.Message) ([]*message.Message, error) {
+			router.AddHandler("forward", outboxtest.Topic, r.sub, "", pgoutbox.RouteByTopic(b), func(msg *message.Message) ([]*message.Message, error) {
 				defer func() {
 					if p := recover(); p != nil {
 						t.Errorf("the handler of %q panicked: %v", msg.UUID, p)
@@ -61,7 +62,7 @@ func TestFC57_NilMetadataAndPayloadReachHandlers(t *testing.T) {
 			}
 		},
 		"bridge": func(t *testing.T, ob *outbox, b *broker) func() {
-			bridge, err := pgoutbox.NewPublisherBridge(ob.pool, b, pgoutbox.BridgeConfig{ConsumerGroup: "group", Topic: topic}, newLogbook(t))
+			bridge, err := pgoutbox.NewPublisherBridge(ob.Pool, b, pgoutbox.BridgeConfig{ConsumerGroup: "group", Topic: outboxtest.Topic}, outboxtest.NewLog(t))
 			must(t, err)
 			return runs(t, bridge.Run)
 		},
@@ -93,7 +94,7 @@ func TestFC57_NilMetadataAndPayloadReachHandlers(t *testing.T) {
 					t.Errorf("%q lost what the handler added: %v", uuid, msg.Metadata)
 				}
 			}
-			ob.mustBeClean(t)
+			ob.MustBeClean()
 		})
 	}
 }
@@ -106,11 +107,11 @@ func publishNothing(t *testing.T, ob *outbox) map[string]int {
 	for m, meta := range metadata {
 		for p, payload := range payloads {
 			uuid := fmt.Sprintf("metadata %s, payload %s", m, p)
-			must(t, ob.pub.Publish(topic, &message.Message{UUID: uuid, Metadata: meta, Payload: payload}))
+			must(t, ob.Pub.Publish(outboxtest.Topic, &message.Message{UUID: uuid, Metadata: meta, Payload: payload}))
 			want[uuid] = len(payload)
 		}
 	}
-	ob.exec(t, "INSERT INTO outbox (topic, uuid) VALUES ($1, 'plain SQL')", topic)
+	ob.Exec("INSERT INTO outbox (topic, uuid) VALUES ($1, 'plain SQL')", outboxtest.Topic)
 	want["plain SQL"] = 0
 	return want
 }

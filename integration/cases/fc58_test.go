@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // FC-58: Subscribe, Close and cancellations in any order and at the same time.
@@ -24,18 +25,18 @@ func TestFC58_SubscribeAndCloseInAnyOrder(t *testing.T) {
 	deadline := time.Now().Add(10 * time.Second)
 	subscribed, n := 0, 0
 	for ; time.Now().Before(deadline); n++ { // Close is for ever, so there is a new Subscriber each time
-		r := newReader(t, ob.pool, func(c *pgoutbox.SubscriberConfig) {
+		r := newReader(t, ob.Pool, func(c *pgoutbox.SubscriberConfig) {
 			c.Shards, c.CloseTimeout, c.RetryInterval = 4, 200*time.Millisecond, 20*time.Millisecond
 		})
 		if n%2 == 0 {
-			must(t, r.sub.SubscribeInitialize(topic)) // so that the session is open before they begin
+			must(t, r.sub.SubscribeInitialize(outboxtest.Topic)) // so that the session is open before they begin
 		}
 		subscribed += mix(t, r)
 		mustBeClosed(t, r)
 		r.mustHaveNoGoroutines(t, 5*time.Second)
 	}
-	ob.mustBeClean(t)
-	ob.mustBeMonotonous(t)
+	ob.MustBeClean()
+	ob.MustNotGoBack()
 	t.Logf("%d Subscribers, %d subscriptions", n, subscribed)
 	if subscribed == 0 {
 		t.Error("not one subscription came about before its Subscriber was closed")
@@ -73,7 +74,7 @@ func mix(t *testing.T, r *reader) (subscribed int) {
 func subscribeBriefly(t *testing.T, r *reader) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), rand.N(400*time.Millisecond))
 	defer cancel()
-	messages, err := r.tryOpen(ctx, topic)
+	messages, err := r.tryOpen(ctx, outboxtest.Topic)
 	if errors.Is(err, pgoutbox.ErrClosed) || (err != nil && ctx.Err() != nil) {
 		return false
 	}
@@ -102,10 +103,10 @@ func mustBeClosed(t *testing.T, r *reader) {
 	t.Helper()
 	began := time.Now()
 	for range 2 {
-		if _, err := r.sub.Subscribe(t.Context(), topic); !errors.Is(err, pgoutbox.ErrClosed) {
+		if _, err := r.sub.Subscribe(t.Context(), outboxtest.Topic); !errors.Is(err, pgoutbox.ErrClosed) {
 			t.Errorf("Subscribe after Close: %v, want ErrClosed", err)
 		}
-		if err := r.sub.SubscribeInitialize(topic); !errors.Is(err, pgoutbox.ErrClosed) {
+		if err := r.sub.SubscribeInitialize(outboxtest.Topic); !errors.Is(err, pgoutbox.ErrClosed) {
 			t.Errorf("SubscribeInitialize after Close: %v, want ErrClosed", err)
 		}
 		if err := errors.Join(r.sub.Stop(), r.sub.Close()); err != nil {
@@ -120,26 +121,26 @@ func mustBeClosed(t *testing.T, r *reader) {
 func TestFC58_CloseBeforeAnythingElse(t *testing.T) {
 	t.Parallel()
 	ob := newOutbox(t)
-	r := newReader(t, ob.pool)
+	r := newReader(t, ob.Pool)
 	r.close(t)
 	mustBeClosed(t, r)
-	ob.mustBeClean(t)
+	ob.MustBeClean()
 }
 
 func TestFC58_ClosedPublisherRefuses(t *testing.T) {
 	t.Parallel()
 	ob := newOutbox(t)
 	w := ob.begin(t)
-	bound := ob.pub.WithTx(w.Tx)
-	must(t, ob.pub.Close())
-	must(t, ob.pub.Close())
-	for name, pub := range map[string]message.Publisher{"closed": ob.pub, "bound before": bound, "bound after": ob.pub.WithTx(w.Tx)} {
-		if err := pub.Publish(topic, message.NewMessage("m1", nil)); !errors.Is(err, pgoutbox.ErrClosed) {
+	bound := ob.Pub.WithTx(w.Tx)
+	must(t, ob.Pub.Close())
+	must(t, ob.Pub.Close())
+	for name, pub := range map[string]message.Publisher{"closed": ob.Pub, "bound before": bound, "bound after": ob.Pub.WithTx(w.Tx)} {
+		if err := pub.Publish(outboxtest.Topic, message.NewMessage("m1", nil)); !errors.Is(err, pgoutbox.ErrClosed) {
 			t.Errorf("%s: Publish after Close: %v, want ErrClosed", name, err)
 		}
 	}
 	must(t, w.Commit(t.Context()))
-	if n := ask[int](t, ob, "SELECT count(*) FROM outbox"); n != 0 {
+	if n := outboxtest.Ask[int](ob.Outbox, "SELECT count(*) FROM outbox"); n != 0 {
 		t.Errorf("a closed Publisher stored %d rows", n)
 	}
 }

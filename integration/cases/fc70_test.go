@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 const attempts = 3
@@ -105,7 +106,7 @@ func TestFC70_EachAttemptIsAFreshCopy(t *testing.T) {
 		t.Parallel()
 		ob := newOutbox(t)
 		s := newSpoiler(t, ob)
-		bridge, err := pgoutbox.NewPublisherBridge(ob.pool, s, pgoutbox.BridgeConfig{ConsumerGroup: "group", Topic: topic, BatchSize: 1}, nil)
+		bridge, err := pgoutbox.NewPublisherBridge(ob.Pool, s, pgoutbox.BridgeConfig{ConsumerGroup: "group", Topic: outboxtest.Topic, BatchSize: 1}, nil)
 		must(t, err)
 		end := runs(t, bridge.Run)
 		s.await()
@@ -127,7 +128,7 @@ func newSpoiler(t *testing.T, ob *outbox) *spoiler {
 				msg.Metadata.Set(pgoutbox.OrderingKey, fmt.Sprint(key, size))
 			}
 			s.want[msg.UUID] = msg
-			must(t, ob.pub.Publish(topic, msg))
+			must(t, ob.Pub.Publish(outboxtest.Topic, msg))
 		}
 	}
 	return s

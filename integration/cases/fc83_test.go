@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // FC-83: readers that have nothing to do use up transaction ids and write WAL.
@@ -14,30 +16,30 @@ func TestFC83_IdleReadersWriteNothing(t *testing.T) {
 	// Whatever else writes of itself is switched off.
 	server := ownServer(t, map[string]string{"autovacuum": "off", "wal_level": "minimal", "max_wal_senders": "0", "checkpoint_timeout": "1h"})
 	ob, s := newOutboxIn(t, server.Database(t)), newSink()
-	ob.exec(t, "DROP TRIGGER log_cursor ON outbox_cursors") // it writes, too
+	ob.Exec("DROP TRIGGER log_cursor ON outbox_cursors") // it writes, too
 	var readers []*reader
 	for _, name := range []string{"P1", "P2", "P3"} {
 		readers = append(readers, ob.read(t, name, s, ackAll))
 	}
 	for shard := range 16 { // each shard was saved at another time
-		ob.put(t, ob.keyIn(t, shard, 16, 0), fmt.Sprintf("m%d", shard))
+		ob.put(t, ob.KeyIn(shard, 16, 0), fmt.Sprintf("m%d", shard))
 		d := s.await(t, 10*time.Second, fmt.Sprintf("m%d", shard))
-		eventually(t, 10*time.Second, "the ack is stored", func() (bool, string) {
-			c := ob.cursors(t)[shard]
-			return c.past(d.Row.ID) && len(c.pending) == 0, fmt.Sprintf("%+v", c)
+		outboxtest.Eventually(t, 10*time.Second, "the ack is stored", func() (bool, string) {
+			c := ob.Cursors()[shard]
+			return c.Past(d.Row.ID) && len(c.Pending) == 0, fmt.Sprintf("%+v", c)
 		})
 	}
-	pause(t.Context(), time.Second) // and whatever follows from it
+	outboxtest.Pause(t.Context(), time.Second) // and whatever follows from it
 
 	type mark struct{ xid, wal int64 }
 	look := func() mark {
 		return mark{
-			ask[int64](t, ob, "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"),
-			ask[int64](t, ob, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"),
+			outboxtest.Ask[int64](ob.Outbox, "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"),
+			outboxtest.Ask[int64](ob.Outbox, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"),
 		}
 	}
 	before := look()
-	pause(t.Context(), length(60*time.Second))
+	outboxtest.Pause(t.Context(), outboxtest.Length(60*time.Second))
 	after := look()
 	t.Logf("%d transaction ids, %d bytes of WAL", after.xid-before.xid, after.wal-before.wal)
 	if used := after.xid - before.xid; used > 2 {

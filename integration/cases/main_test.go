@@ -8,13 +8,11 @@
 package cases_test
 
 import (
-	"context"
 	"flag"
 	"os"
 	"runtime"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/torture"
@@ -38,57 +36,9 @@ func boundParallel() {
 	}
 }
 
-func full() bool { return os.Getenv("PGOUTBOX_TEST_FULL") != "" }
-
-// length is how long a wait of the full run takes in this one.
-func length(d time.Duration) time.Duration {
-	if full() || d < 30*time.Second {
-		return d
-	}
-	return 5 * time.Second
-}
-
-// rounds is how many rounds of the full run this one makes.
-func rounds(n int) int {
-	if full() {
-		return n
-	}
-	return max(n/10, 5)
-}
-
-// pause waits where a case says how long something takes.
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
-
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-// eventually asks until the answer is yes, or fails the test with what was seen last.
-func eventually(t testing.TB, within time.Duration, what string, ask func() (bool, string)) {
-	t.Helper()
-	deadline := time.NewTimer(within)
-	defer deadline.Stop()
-	again := time.NewTicker(20 * time.Millisecond)
-	defer again.Stop()
-	for {
-		ok, seen := ask()
-		if ok {
-			return
-		}
-		select {
-		case <-again.C:
-		case <-deadline.C:
-			t.Fatalf("%s: not within %s; last seen: %s", what, within, seen)
-		}
 	}
 }

@@ -16,13 +16,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 )
 
 // reader is a Subscriber with a pool of its own, as a process has it.
 type reader struct {
 	sub   *pgoutbox.Subscriber
-	log   *logbook
+	log   *outboxtest.Log
 	bound time.Duration // of Close
 	label string        // of every goroutine that it starts
 }
@@ -34,7 +35,7 @@ var readers atomic.Int64
 // reader makes a Subscriber with the product's defaults, and closes it when the test ends.
 func (ob *outbox) reader(t testing.TB, mod ...config) *reader {
 	t.Helper()
-	pool := pgserver.Pool(t, ob.dsn, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "reader's pool" })
+	pool := pgserver.Pool(t, ob.DSN, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "reader's pool" })
 	return newReader(t, pool, mod...)
 }
 
@@ -44,7 +45,7 @@ func newReader(t testing.TB, pool *pgxpool.Pool, mod ...config) *reader {
 	for _, m := range mod {
 		m(&cfg)
 	}
-	r := &reader{log: newLogbook(t), bound: 5*time.Second + 2*time.Second, label: fmt.Sprintf("reader %d", readers.Add(1))}
+	r := &reader{log: outboxtest.NewLog(t), bound: 5*time.Second + 2*time.Second, label: fmt.Sprintf("reader %d", readers.Add(1))}
 	if cfg.CloseTimeout > 0 {
 		r.bound = cfg.CloseTimeout + 2*time.Second
 	}
@@ -74,7 +75,7 @@ func (r *reader) subscribe(t testing.TB, name string, s *sink, handle handler) *
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	messages := r.open(t, ctx, topic)
+	messages := r.open(t, ctx, outboxtest.Topic)
 	out := &subscription{cancel: cancel, ended: make(chan struct{})}
 	go func() { // owned by who waits for ended; Close at the end of the test ends it in any case
 		defer close(out.ended)
@@ -82,7 +83,7 @@ func (r *reader) subscribe(t testing.TB, name string, s *sink, handle handler) *
 		defer handlers.Wait()
 		for msg := range messages {
 			d := received(name, msg)
-			s.add(d)
+			s.Add(d)
 			handlers.Go(func() {
 				if handle(msg.Context(), d) == nil {
 					msg.Ack()
@@ -98,14 +99,14 @@ func (r *reader) subscribe(t testing.TB, name string, s *sink, handle handler) *
 // open subscribes so that all goroutines of the library bear the reader's label.
 func (r *reader) open(t testing.TB, ctx context.Context, topic string) <-chan *message.Message {
 	t.Helper()
-	messages, err := r.tryOpen(ctx, topic)
+	messages, err := r.tryOpen(ctx, outboxtest.Topic)
 	must(t, err)
 	return messages
 }
 
 func (r *reader) tryOpen(ctx context.Context, topic string) (messages <-chan *message.Message, err error) {
 	pprof.Do(context.Background(), pprof.Labels("reader", r.label), func(context.Context) {
-		messages, err = r.sub.Subscribe(ctx, topic)
+		messages, err = r.sub.Subscribe(ctx, outboxtest.Topic)
 	})
 	return messages, err
 }
@@ -160,7 +161,7 @@ func (r *reader) closeIn(t testing.TB) {
 // mustHaveNoGoroutines allows the driver some time to give up the sockets that were cut.
 func (r *reader) mustHaveNoGoroutines(t testing.TB, within time.Duration) {
 	t.Helper()
-	eventually(t, within, "CLEAN: goroutines of a closed reader have ended", func() (bool, string) {
+	outboxtest.Eventually(t, within, "CLEAN: goroutines of a closed reader have ended", func() (bool, string) {
 		left := goroutines(r.label)
 		return len(left) == 0, strings.Join(left, "\n\n")
 	})

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // delivery is one message in a handler's hands, copied as it came.
@@ -26,37 +26,19 @@ type delivery struct {
 	msg *message.Message // the very one; nil when a child has it
 }
 
-// sink is the log of all deliveries. It is safe for concurrent use.
-type sink struct {
-	mu      sync.Mutex
-	log     []delivery
-	changed chan struct{} // closed, and replaced, by every delivery
-}
+// sink is the log of all deliveries.
+type sink struct{ outboxtest.Record[delivery] }
 
-func newSink() *sink { return &sink{changed: make(chan struct{})} }
-
-func (s *sink) add(d delivery) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.log = append(s.log, d)
-	close(s.changed)
-	s.changed = make(chan struct{})
-}
-
-func (s *sink) all() []delivery {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.log)
-}
+func newSink() *sink { return &sink{} }
 
 // of returns the deliveries of a message in their order.
 func (s *sink) of(uuid string) []delivery {
-	return slices.DeleteFunc(s.all(), func(d delivery) bool { return d.UUID != uuid })
+	return slices.DeleteFunc(s.All(), func(d delivery) bool { return d.UUID != uuid })
 }
 
 // by returns the deliveries of a reader in their order.
 func (s *sink) by(reader string) []delivery {
-	return slices.DeleteFunc(s.all(), func(d delivery) bool { return d.Reader != reader })
+	return slices.DeleteFunc(s.All(), func(d delivery) bool { return d.Reader != reader })
 }
 
 // await waits until each message was delivered, and returns the first delivery of the last one named.
@@ -64,7 +46,7 @@ func (s *sink) await(t testing.TB, within time.Duration, uuids ...string) delive
 	t.Helper()
 	var first delivery
 	missing := map[string]bool{}
-	s.awaitThat(t, within, func(log []delivery) (bool, string) {
+	s.Await(t, within, func(log []delivery) (bool, string) {
 		clear(missing)
 		for _, uuid := range uuids {
 			missing[uuid] = true
@@ -84,7 +66,7 @@ func (s *sink) await(t testing.TB, within time.Duration, uuids ...string) delive
 func (s *sink) awaitTimes(t testing.TB, within time.Duration, uuid string, times int) delivery {
 	t.Helper()
 	var last delivery
-	s.awaitThat(t, within, func(log []delivery) (bool, string) {
+	s.Await(t, within, func(log []delivery) (bool, string) {
 		n := 0
 		for _, d := range log {
 			if d.UUID == uuid {
@@ -96,32 +78,11 @@ func (s *sink) awaitTimes(t testing.TB, within time.Duration, uuid string, times
 	return last
 }
 
-// awaitThat waits until ready says yes. What else it says is the test's failure.
-func (s *sink) awaitThat(t testing.TB, within time.Duration, ready func(log []delivery) (bool, string)) {
-	t.Helper()
-	deadline := time.NewTimer(within)
-	defer deadline.Stop()
-	for {
-		s.mu.Lock()
-		ok, why := ready(s.log)
-		changed := s.changed
-		s.mu.Unlock()
-		if ok {
-			return
-		}
-		select {
-		case <-changed:
-		case <-deadline.C:
-			t.Fatalf("not within %s: %s", within, why)
-		}
-	}
-}
-
 // mustHaveCome demands how often each message was delivered; those not named once.
 func (s *sink) mustHaveCome(t testing.TB, times map[string]int) {
 	t.Helper()
 	counts := map[string]int{}
-	for _, d := range s.all() {
+	for _, d := range s.All() {
 		counts[d.UUID]++
 	}
 	for uuid, n := range counts {
@@ -149,7 +110,7 @@ func (s *sink) mustHaveOneOwner(t testing.TB) {
 		term  int64
 	}
 	owner := map[lead]string{}
-	for _, d := range s.all() {
+	for _, d := range s.All() {
 		l := lead{d.Row.Shard, d.Row.Term}
 		if before, ok := owner[l]; ok && before != d.Reader {
 			t.Errorf("ONE-OWNER: %s and %s both emitted shard %d in term %d", before, d.Reader, l.shard, l.term)

@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // Somebody's migration holds a table lock for longer than the lease. What waits for it is given up and told; nobody takes the
@@ -44,19 +45,19 @@ func TestTableLockCostsNoLead(t *testing.T) {
 			cfg := pgoutbox.SubscriberConfig{Shards: shards, Lease: test.lease}
 			r, other := db.subscriber(cfg), db.subscriber(cfg)
 			r.mustRead()
-			db.exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'held')")
-			held := next(db, "the row", r.held)
-			db.awaitLocks(shards)
+			db.Exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'held')")
+			held := outboxtest.Next(db, "the row", r.held)
+			db.AwaitLocks(shards)
 			other.mustRead()
 			db.awaitStandby()
-			leader, term := db.leader(), ask[int64](db, terms)
-			db.exec("INSERT INTO outbox (topic, key, uuid) SELECT 'orders', 'slow ' || i, 'slow' FROM generate_series(1, $1::int) AS i", slow)
+			leader, term := db.leader(), outboxtest.Ask[int64](db.Outbox, terms)
+			db.Exec("INSERT INTO outbox (topic, key, uuid) SELECT 'orders', 'slow ' || i, 'slow' FROM generate_series(1, $1::int) AS i", slow)
 			var working []*message.Message
 			for range slow {
-				working = append(working, next(db, "a slow row", r.slow))
+				working = append(working, outboxtest.Next(db, "a slow row", r.slow))
 			}
 
-			tx, err := db.pool.Begin(t.Context())
+			tx, err := db.Pool.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -68,12 +69,12 @@ func TestTableLockCostsNoLead(t *testing.T) {
 			}
 			began := time.Now()
 			for time.Since(began) < max(2*lease, test.lease) {
-				pause(t.Context(), 20*time.Millisecond)
+				outboxtest.Pause(t.Context(), 20*time.Millisecond)
 				if done := int(time.Since(began) / (200 * time.Millisecond)); done > 0 && len(working) > max(slow-done, 0) {
 					working[0].Ack() // so that there is always something to save
 					working = working[1:]
 				}
-				if n := ask[int](db, locks); n != shards {
+				if n := outboxtest.Ask[int](db.Outbox, locks); n != shards {
 					t.Fatalf("%d advisory locks are held after %v", n, ms(time.Since(began)))
 				}
 			}
@@ -97,12 +98,12 @@ func TestTableLockCostsNoLead(t *testing.T) {
 			for _, msg := range working {
 				msg.Ack()
 			}
-			db.exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'after')")
-			after := next(db, "a row that was written afterwards", r.held)
+			db.Exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'after')")
+			after := outboxtest.Next(db, "a row that was written afterwards", r.held)
 			after.Ack()
 			t.Logf("locked for %v; a new row came %v later", ms(free.Sub(began)), ms(time.Since(free)))
 			db.awaitSaved(shards)
-			if now := ask[int64](db, terms); now != term || db.leader() != leader {
+			if now := outboxtest.Ask[int64](db.Outbox, terms); now != term || db.leader() != leader {
 				t.Errorf("there were %d terms, now there are %d", term, now)
 			}
 			if len(other.got)+len(other.held) > 0 {

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // The lock session ends while a backlog drains. The process knows at once: it emits nothing more for the term, and what it
@@ -17,7 +19,7 @@ func TestEndedSessionEmitsNothingMore(t *testing.T) {
 		save   = 500 * time.Millisecond // long enough that one is due
 	)
 	db, j := newOutbox(t), NewJournal()
-	db.exec("INSERT INTO outbox (topic, key, uuid) SELECT 'orders', 'hold', 'held' FROM generate_series(1, 1)")
+	db.Exec("INSERT INTO outbox (topic, key, uuid) SELECT 'orders', 'hold', 'held' FROM generate_series(1, 1)")
 	db.put(10_000)
 	role := Role{Shards: shards, Lanes: 8, Work: 10 * time.Millisecond, Save: save}
 	first := role
@@ -29,7 +31,7 @@ func TestEndedSessionEmitsNothingMore(t *testing.T) {
 	n := 0
 	db.wait("half a thousand rows", j, func(Delivery) bool { n++; return n > 500 })
 
-	db.exec("SELECT pg_terminate_backend($1)", db.leader())
+	db.Exec("SELECT pg_terminate_backend($1)", db.leader())
 	ended := time.Now()
 	taken := db.wait("a row by the other", j, func(d Delivery) bool { return d.PID == b.PID })
 	db.wait("the held row by the other", j, func(d Delivery) bool { return d.PID == b.PID && d.ID == held.ID })
@@ -38,7 +40,7 @@ func TestEndedSessionEmitsNothingMore(t *testing.T) {
 	}
 	deliveries := db.waitForAll(j)
 	db.awaitSaved(shards)
-	db.awaitSessions(2) // the first has come back, and stands by
+	db.AwaitSessions(2) // the first has come back, and stands by
 
 	last := time.Duration(0)
 	for _, d := range j.Of(func(d Delivery) bool { return d.PID == a.PID }) {
@@ -69,8 +71,8 @@ func TestEndedSessionEmitsNothingMore(t *testing.T) {
 		t.Errorf("the held row was delivered %d times, want twice", len(deliveries[held.ID]))
 	}
 	db.cursorsNeverWentBack()
-	const stale = "SELECT count(*)::int FROM history AS h WHERE term = 1 AND n > (SELECT min(n) FROM history WHERE term = 2 AND shard = h.shard)"
-	if n := ask[int](db, stale); n > 0 {
+	const stale = "SELECT count(*)::int FROM cursor_log AS h WHERE term = 1 AND n > (SELECT min(n) FROM cursor_log WHERE term = 2 AND shard = h.shard)"
+	if n := outboxtest.Ask[int](db.Outbox, stale); n > 0 {
 		t.Errorf("the old term moved cursors %d times", n)
 	}
 }
@@ -85,12 +87,12 @@ func TestKilledProcessIsReplaced(t *testing.T) {
 	stop := db.write()
 	role := Role{Shards: shards, Lanes: 8}
 	leading := db.start(role, j)
-	db.awaitLocks(shards)
+	db.AwaitLocks(shards)
 	var times []time.Duration
 	for range rounds {
 		standby := db.start(role, j)
 		db.awaitStandby()
-		pause(t.Context(), rand.N(500*time.Millisecond)) // anywhere between two tries
+		outboxtest.Pause(t.Context(), rand.N(500*time.Millisecond)) // anywhere between two tries
 		db.wait("a row by the leader", j, func(d Delivery) bool { return d.PID == leading.PID })
 
 		killed := time.Now()
@@ -122,7 +124,7 @@ func (db *outbox) write() (stop func()) {
 		ticks := time.NewTicker(5 * time.Millisecond)
 		defer ticks.Stop()
 		for n := 0; ; n++ {
-			if _, err := db.pool.Exec(db.Context(), "INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'key ' || $1::int, 'row')", n); err != nil {
+			if _, err := db.Pool.Exec(db.Context(), "INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'key ' || $1::int, 'row')", n); err != nil {
 				db.Error(err)
 				return
 			}
@@ -161,7 +163,7 @@ func TestPausedProcessIsReplaced(t *testing.T) {
 			role := one.role
 			role.Shards, role.Lease = shards, lease
 			a := db.start(role, j)
-			db.awaitLocks(shards)
+			db.AwaitLocks(shards)
 			b := db.start(role, j)
 			db.awaitStandby()
 			n := 0
@@ -184,7 +186,7 @@ func TestPausedProcessIsReplaced(t *testing.T) {
 				t.Fatal(err)
 			}
 			deliveries := db.waitForAll(j)
-			db.awaitSessions(2) // the first has come back
+			db.AwaitSessions(2) // the first has come back
 			late := j.Of(func(d Delivery) bool { return d.PID == a.PID && d.Term == before.Term && d.At.After(resumed) })
 			repeated := 0
 			for id, all := range deliveries {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // A lock that is held is never asked for again: session locks stack, and one unlock would not free them. The session stays
@@ -30,16 +31,16 @@ func TestLocksDoNotStack(t *testing.T) {
 			}
 			ends = append(ends, ended)
 		}
-		db.awaitLocks(shards)
+		db.AwaitLocks(shards)
 		cancel()
 		for _, ended := range ends {
-			next(db, "a subscription ends", ended)
+			outboxtest.Next(db, "a subscription ends", ended)
 		}
-		if held := ask[int](db, locks); held != 0 {
+		if held := outboxtest.Ask[int](db.Outbox, locks); held != 0 {
 			t.Fatalf("%d locks are held after %d subscriptions have ended", held, n+1)
 		}
 	}
-	if n := ask[int](db, sessions); n != 1 || strings.Contains(r.log.String(), "ended") {
+	if n := outboxtest.Ask[int](db.Outbox, sessions); n != 1 || strings.Contains(r.log.String(), "ended") {
 		t.Errorf("%d sessions, and the log says\n%s", n, r.log)
 	}
 }
@@ -51,13 +52,13 @@ func TestLossesLeaveNoLocks(t *testing.T) {
 	db := newOutbox(t)
 	cfg := pgoutbox.SubscriberConfig{Shards: shards, RetryInterval: 1}
 	db.subscriber(cfg).mustRead()
-	db.awaitLocks(shards)
+	db.AwaitLocks(shards)
 	db.subscriber(cfg).mustRead()
 	for range 20 {
-		before := ask[int64](db, terms)
-		db.exec("SELECT pg_terminate_backend(pid) FROM (SELECT DISTINCT pid FROM pg_locks WHERE " + ofAdvisoryLocks + ") AS leaders")
-		db.eventually("every shard has another term", "SELECT sum(term) >= $1 FROM outbox_cursors", before+shards)
-		if n := ask[int](db, locks); n != shards {
+		before := outboxtest.Ask[int64](db.Outbox, terms)
+		db.Exec("SELECT pg_terminate_backend(pid) FROM (SELECT DISTINCT pid FROM pg_locks WHERE " + outboxtest.IsAdvisoryLock + ") AS leaders")
+		db.Eventually("every shard has another term", "SELECT sum(term) >= $1 FROM outbox_cursors", before+shards)
+		if n := outboxtest.Ask[int](db.Outbox, locks); n != shards {
 			t.Errorf("%d locks are held", n)
 		}
 	}
@@ -69,7 +70,7 @@ func TestNumbersOfLocksDoNotMeet(t *testing.T) {
 	t.Parallel()
 	const shards = 4
 	db := newOutbox(t)
-	if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{Table: "other"}); err != nil {
+	if err := pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{Table: "other"}); err != nil {
 		t.Fatal(err)
 	}
 	want := 0
@@ -83,12 +84,12 @@ func TestNumbersOfLocksDoNotMeet(t *testing.T) {
 		cfg.Shards = shards
 		db.subscriber(cfg).mustRead()
 		want += shards
-		db.awaitLocks(want)
+		db.AwaitLocks(want)
 	}
-	if n := ask[int](db, "SELECT count(DISTINCT (classid, objid))::int FROM pg_locks WHERE "+ofAdvisoryLocks); n != want {
+	if n := outboxtest.Ask[int](db.Outbox, "SELECT count(DISTINCT (classid, objid))::int FROM pg_locks WHERE "+outboxtest.IsAdvisoryLock); n != want {
 		t.Errorf("%d numbers for %d locks", n, want)
 	}
-	db.awaitSessions(want / shards)
+	db.AwaitSessions(want / shards)
 }
 
 // An unlock that answers "you did not hold it" means that nothing the session believes is certain: it is closed.
@@ -97,7 +98,7 @@ func TestUnlockOfALostLockClosesTheSession(t *testing.T) {
 	db := newOutbox(t)
 	p := db.proxy()
 	// What somebody's hook or a pooler's reset query could do, in a statement that runs every now and then.
-	db.exec("CREATE TABLE switch AS SELECT false AS flipped")
+	db.Exec("CREATE TABLE switch AS SELECT false AS flipped")
 	p.Set(ToServer, replace(markQuery, markQuery+" WHERE CASE WHEN (SELECT flipped FROM switch) THEN (SELECT count(pg_advisory_unlock_all()) > 0) ELSE true END"))
 	r := db.subscriber(pgoutbox.SubscriberConfig{Shards: 2, LockConn: db.dsnOf(p)})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -105,14 +106,14 @@ func TestUnlockOfALostLockClosesTheSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	db.awaitLocks(2)
+	db.AwaitLocks(2)
 	before := db.leader()
-	db.exec("UPDATE switch SET flipped = true")
-	db.awaitLocks(0)
-	db.exec("UPDATE switch SET flipped = false")
+	db.Exec("UPDATE switch SET flipped = true")
+	db.AwaitLocks(0)
+	db.Exec("UPDATE switch SET flipped = false")
 	cancel()
-	next(db, "the subscription ends", ended)
-	db.eventually("the session is closed", "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", before)
+	outboxtest.Next(db, "the subscription ends", ended)
+	db.Eventually("the session is closed", "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", before)
 	if !strings.Contains(r.log.String(), "was gone") {
 		t.Error("nobody says why")
 	}
@@ -127,7 +128,7 @@ func TestSessionThatIsResetSavesNothing(t *testing.T) {
 	t.Parallel()
 	db := newOutbox(t)
 	p := db.proxy()
-	db.exec("CREATE TABLE switch AS SELECT false AS flipped")
+	db.Exec("CREATE TABLE switch AS SELECT false AS flipped")
 	var saves atomic.Int64
 	change := replace(markQuery, markQuery+" WHERE CASE WHEN (SELECT flipped FROM switch) THEN set_config('pgoutbox.session', 'reset', false) = 'reset' ELSE true END")
 	p.Set(ToServer, func(m Message) ([]byte, bool) {
@@ -136,18 +137,18 @@ func TestSessionThatIsResetSavesNothing(t *testing.T) {
 		}
 		return change(m)
 	})
-	r := db.subscriber(pgoutbox.SubscriberConfig{Shards: 1, LockConn: db.dsnOf(p), RetryInterval: patience}) // it will not come back
+	r := db.subscriber(pgoutbox.SubscriberConfig{Shards: 1, LockConn: db.dsnOf(p), RetryInterval: outboxtest.Patience}) // it will not come back
 	r.mustRead()
-	db.exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'held')")
-	held := next(db, "the row", r.held)
-	db.eventually("its delivery is saved", "SELECT pending <> '{}' FROM outbox_cursors")
-	const last = "SELECT max(n) FROM history"
-	db.exec("UPDATE switch SET flipped = true")
-	states, sent := ask[int64](db, last), saves.Load()
+	db.Exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'held')")
+	held := outboxtest.Next(db, "the row", r.held)
+	db.Eventually("its delivery is saved", "SELECT pending <> '{}' FROM outbox_cursors")
+	const last = "SELECT max(n) FROM cursor_log"
+	db.Exec("UPDATE switch SET flipped = true")
+	states, sent := outboxtest.Ask[int64](db.Outbox, last), saves.Load()
 	held.Ack() // and now the position wants to be saved
-	next(db, "the message ends", held.Context().Done())
-	db.eventually("the session is closed", "SELECT ("+sessions+") = 0")
-	if now := ask[int64](db, last); now != states {
+	outboxtest.Next(db, "the message ends", held.Context().Done())
+	db.Eventually("the session is closed", "SELECT ("+sessions+") = 0")
+	if now := outboxtest.Ask[int64](db.Outbox, last); now != states {
 		t.Errorf("a session that was reset saved %d times", now-states)
 	}
 	t.Logf("%d saves were sent after the reset", saves.Load()-sent)
@@ -161,19 +162,19 @@ func TestResetSessionIsLost(t *testing.T) {
 			t.Parallel()
 			db := newOutbox(t)
 			p := db.proxy()
-			db.exec("CREATE TABLE switch AS SELECT false AS flipped")
+			db.Exec("CREATE TABLE switch AS SELECT false AS flipped")
 			p.Set(ToServer, replace(markQuery, markQuery+" WHERE CASE WHEN (SELECT flipped FROM switch) THEN set_config('"+name+"', '0', false) = '0' ELSE true END"))
 			r := db.subscriber(pgoutbox.SubscriberConfig{Shards: 1, LockConn: db.dsnOf(p)})
 			r.mustRead()
-			db.exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'held')")
-			held := next(db, "the row", r.held)
-			db.exec("UPDATE switch SET flipped = true")
-			next(db, "the message ends", held.Context().Done())
+			db.Exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'held')")
+			held := outboxtest.Next(db, "the row", r.held)
+			db.Exec("UPDATE switch SET flipped = true")
+			outboxtest.Next(db, "the message ends", held.Context().Done())
 			if cause := context.Cause(held.Context()); !errors.Is(cause, pgoutbox.ErrLeadershipLost) {
 				t.Errorf("it ended with %v", cause)
 			}
-			db.exec("UPDATE switch SET flipped = false")
-			again := next(db, "the row again", r.held)
+			db.Exec("UPDATE switch SET flipped = false")
+			again := outboxtest.Next(db, "the row again", r.held)
 			if row, _ := pgoutbox.RowFromContext(again.Context()); row.Term < 2 {
 				t.Errorf("it came again in term %d", row.Term)
 			}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // replace changes a text in every message of a client.
@@ -64,19 +65,19 @@ func TestNoLockWithoutItsSettings(t *testing.T) {
 			if gone := strings.Contains(test.says, "gone"); gone != errors.Is(err, pgoutbox.ErrPooledConnection) {
 				t.Errorf("Subscribe returned %v", err)
 			}
-			if n := ask[int](db, locks); n != 0 || tries.Load() > 0 {
+			if n := outboxtest.Ask[int](db.Outbox, locks); n != 0 || tries.Load() > 0 {
 				t.Errorf("%d locks are held after %d tries", n, tries.Load())
 			}
 			if err != nil {
 				return
 			}
 			p.Pass(ToServer)
-			db.awaitLocks(3)
+			db.AwaitLocks(3)
 			if err := r.sub.Close(); err != nil {
 				t.Error(err)
 			}
 			<-ended
-			db.awaitSessions(0)
+			db.AwaitSessions(0)
 		})
 	}
 }
@@ -94,7 +95,7 @@ func TestOptionalSettingsMayBeRefused(t *testing.T) {
 		return m, false
 	})
 	db.subscriber(pgoutbox.SubscriberConfig{Shards: 3, LockConn: db.dsnOf(p)}).mustRead()
-	db.awaitLocks(3)
+	db.AwaitLocks(3)
 }
 
 // The connection ends after each message of the first second: nothing is left of any of these sessions, and the next one
@@ -118,7 +119,7 @@ func TestSetUpThatIsCutLeavesNothing(t *testing.T) {
 		cut.Store(at)
 		r := db.subscriber(pgoutbox.SubscriberConfig{Shards: 3, Lease: lease, RetryInterval: 10 * time.Millisecond, LockConn: db.dsnOf(p)})
 		ended := r.mustRead()
-		db.awaitLocks(3)
+		db.AwaitLocks(3)
 		if n.Load() >= at {
 			cuts++
 		}
@@ -126,8 +127,8 @@ func TestSetUpThatIsCutLeavesNothing(t *testing.T) {
 			t.Error(err)
 		}
 		<-ended
-		db.awaitLocks(0)
-		db.awaitSessions(0)
+		db.AwaitLocks(0)
+		db.AwaitSessions(0)
 	}
 	t.Logf("cut %d times", cuts)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // The shortest times of a lock session whose lease is 2 s.
@@ -70,14 +71,14 @@ func TestSilentClientLosesItsLocks(t *testing.T) {
 			p := db.proxy()
 			r := db.subscriber(pgoutbox.SubscriberConfig{Shards: shards, Lease: lease, LockConn: db.dsnOf(p)})
 			r.mustRead()
-			db.exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'held')")
-			held := next(db, "the row", r.held)
-			db.awaitLocks(shards)
+			db.Exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'held')")
+			held := outboxtest.Next(db, "the row", r.held)
+			db.AwaitLocks(shards)
 			stop := db.write() // so that there is always something to save
 			defer stop()
-			next(db, "rows", r.got)
+			outboxtest.Next(db, "rows", r.got)
 			// The first save also prepares its statement; a cut in it would be one between the messages of a statement.
-			db.eventually("a position is stored", "SELECT EXISTS (SELECT FROM outbox_cursors WHERE pending <> '{}')")
+			db.Eventually("a position is stored", "SELECT EXISTS (SELECT FROM outbox_cursors WHERE pending <> '{}')")
 
 			silent := make(chan time.Time, 1)
 			cut := c.cut()
@@ -90,19 +91,19 @@ func TestSilentClientLosesItsLocks(t *testing.T) {
 				}
 				return send, hold
 			})
-			began := next(db, "the cut", silent)
+			began := outboxtest.Next(db, "the cut", silent)
 			lost := make(chan time.Time, 1)
 			unlink := context.AfterFunc(held.Context(), func() { lost <- time.Now() })
 			defer unlink()
-			distrusted := next(db, "the message ends", lost).Sub(began)
-			if c.torn && ask[int](db, "SELECT current_setting('server_version_num')::int") < 170000 {
+			distrusted := outboxtest.Next(db, "the message ends", lost).Sub(began)
+			if c.torn && outboxtest.Ask[int](db.Outbox, "SELECT current_setting('server_version_num')::int") < 170000 {
 				// Not idle, and no timeout of these versions looks at a statement that is still being sent: only the end of the
 				// connection ends it. Without a proxy the keep-alives notice within the lease that the client's host is gone.
-				db.eventually("the server waits for the rest", "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = ANY (("+leaders+")::int[]) AND state = 'active' AND wait_event = 'ClientRead'")
+				db.Eventually("the server waits for the rest", "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = ANY (("+leaders+")::int[]) AND state = 'active' AND wait_event = 'ClientRead'")
 				p.Cut()
 				began = time.Now()
 			}
-			free := db.awaitLocks(0).Sub(began)
+			free := db.AwaitLocks(0).Sub(began)
 			t.Logf("the client stopped trusting its lead after %v, the locks were free %v after the cut", ms(distrusted), ms(free))
 			if !errors.Is(context.Cause(held.Context()), pgoutbox.ErrLeadershipLost) {
 				t.Errorf("the message ended with %v", context.Cause(held.Context()))
@@ -157,13 +158,13 @@ func TestSilentServerIsNotTrusted(t *testing.T) {
 	r := db.subscriber(pgoutbox.SubscriberConfig{Shards: 3, Lease: lease, LockConn: db.dsnOf(p)})
 	r.mustRead()
 	hold := func() *message.Message {
-		db.exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'held')")
-		return next(db, "the row", r.held)
+		db.Exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'held')")
+		return outboxtest.Next(db, "the row", r.held)
 	}
 	held := hold()
 	began := time.Now()
 	p.Silence(ToClient)
-	next(db, "the message ends", held.Context().Done())
+	outboxtest.Next(db, "the message ends", held.Context().Done())
 	distrusted := time.Since(began)
 	t.Logf("the client stopped trusting its lead after %v", ms(distrusted))
 	if distrusted > lease+slack/4 {
@@ -174,7 +175,7 @@ func TestSilentServerIsNotTrusted(t *testing.T) {
 	}
 	p.Cut()
 	p.Pass(ToClient)
-	again := next(db, "the row again", r.held)
+	again := outboxtest.Next(db, "the row again", r.held)
 	if a, _ := pgoutbox.RowFromContext(again.Context()); a.Term != 2 || !bytes.Equal(again.Payload, held.Payload) {
 		t.Errorf("it came again in term %d", a.Term)
 	}

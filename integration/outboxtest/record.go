@@ -1,6 +1,7 @@
 package outboxtest
 
 import (
+	"context"
 	"slices"
 	"sync"
 	"testing"
@@ -55,6 +56,22 @@ func (r *Record[E]) Await(t testing.TB, within time.Duration, ready func(all []E
 		case <-late.C:
 			t.Fatalf("not within %s: %s", within, seen)
 			return
+		}
+	}
+}
+
+// Wait returns the first event that fits, waiting for it until ctx ends.
+func (r *Record[E]) Wait(ctx context.Context, fits func(E) bool) (first E, err error) {
+	for seen := 0; ; {
+		all, more := r.look()
+		if i := slices.IndexFunc(all[seen:], fits); i >= 0 {
+			return all[seen+i], nil
+		}
+		seen = len(all)
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return first, context.Cause(ctx)
 		}
 	}
 }

@@ -24,6 +24,7 @@ func (o *Outbox) Role(mod ...func(*pgxpool.Config)) (string, *pgxpool.Pool) {
 	o.Helper()
 	name := fmt.Sprintf("pgoutbox_role_%d_%d", os.Getpid(), roles.Add(1))
 	o.Exec("CREATE ROLE " + name + " NOSUPERUSER NOBYPASSRLS")
+	o.Exec("REVOKE CREATE ON SCHEMA public FROM PUBLIC") // as from version 15 on
 	o.Cleanup(func() {
 		if _, err := o.Pool.Exec(context.WithoutCancel(o.Context()), "DROP OWNED BY "+name+"; DROP ROLE "+name); err != nil {
 			o.Error(err)
