@@ -5,14 +5,13 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -23,80 +22,15 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(pgserver.Run(m)) }
 
-// rounds is how often a race is run: the tenth part, unless the full run is asked for.
-func rounds(full int) int {
-	if os.Getenv("PGOUTBOX_TEST_FULL") != "" {
-		return full
-	}
-	return max(full/10, 5)
-}
-
-// database is an empty database, and a superuser's pool on it.
-type database struct {
-	dsn  string
-	pool *pgxpool.Pool
-}
-
-func newDatabase(t *testing.T) database {
-	t.Helper()
-	dsn := pgserver.Database(t)
-	return database{dsn, pgserver.Pool(t, dsn)}
-}
-
-// newOutbox is a database with public.outbox in it.
-func newOutbox(t *testing.T) database {
-	t.Helper()
-	db := newDatabase(t)
-	if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{}); err != nil {
-		t.Fatal(err)
-	}
-	return db
-}
-
-func (db database) exec(t *testing.T, sql string, args ...any) {
-	t.Helper()
-	if _, err := db.pool.Exec(t.Context(), sql, args...); err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-}
-
-func (db database) scalar(t *testing.T, sql string, args ...any) string {
-	t.Helper()
-	var v any
-	if err := db.pool.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-	return fmt.Sprint(v)
-}
-
-var roleNumber atomic.Int64
-
-// role creates a role that may do nothing, and returns its name and a pool whose sessions are that role.
-func (db database) role(t *testing.T, mod ...func(*pgxpool.Config)) (string, *pgxpool.Pool) {
-	t.Helper()
-	name := fmt.Sprintf("pgoutbox_role_%d_%d", os.Getpid(), roleNumber.Add(1))
-	db.exec(t, "CREATE ROLE "+name+" NOSUPERUSER")
-	db.exec(t, "REVOKE CREATE ON SCHEMA public FROM PUBLIC") // as from version 15 on
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		if _, err := db.pool.Exec(ctx, "DROP OWNED BY "+name+"; DROP ROLE "+name); err != nil {
-			t.Error(err)
-		}
-	})
-	mod = append(mod, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["role"] = name })
-	return name, pgserver.Pool(t, db.dsn, mod...)
-}
+// database is an outbox, or one in which nothing is set up yet.
+type database struct{ *outboxtest.Outbox }
 
 // writer is a role with the least rights that publishing needs.
 func (db database) writer(t *testing.T, mod ...func(*pgxpool.Config)) (string, *pgxpool.Pool) {
 	t.Helper()
-	name, pool := db.role(t, mod...)
-	db.exec(t, "GRANT INSERT (topic, key, uuid, metadata, payload) ON outbox TO "+name)
+	name, pool := db.Role(mod...)
+	db.Exec("GRANT INSERT (topic, key, uuid, metadata, payload) ON outbox TO " + name)
 	return name, pool
-}
-
-func setting(name, value string) func(*pgxpool.Config) {
-	return func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams[name] = value }
 }
 
 // row is what a table holds of a message.
@@ -112,7 +46,7 @@ type row struct {
 // rows returns the rows of a table, quoted, by ascending id.
 func (db database) rows(t *testing.T, table string) []row {
 	t.Helper()
-	rs, err := db.pool.Query(t.Context(), "SELECT id, topic, key, uuid, metadata, payload FROM "+table+" ORDER BY id")
+	rs, err := db.Pool.Query(t.Context(), "SELECT id, topic, key, uuid, metadata, payload FROM "+table+" ORDER BY id")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,13 +114,6 @@ func begin(t *testing.T, pool *pgxpool.Pool) pgx.Tx {
 	}
 	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
 	return tx
-}
-
-func commit(t *testing.T, tx pgx.Tx) {
-	t.Helper()
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // openStd opens a database/sql handle and closes it when the test ends.

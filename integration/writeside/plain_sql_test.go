@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 
 	"github.com/jackc/pgx/v5"
@@ -12,9 +13,9 @@ import (
 
 func TestPlainInsertIsAFullCitizen(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	db.exec(t, `INSERT INTO outbox (topic, payload) VALUES ('orders', 'plain')`)
-	db.exec(t, `INSERT INTO outbox (topic) VALUES ('orders')`)
+	db := database{outboxtest.New(t)}
+	db.Exec(`INSERT INTO outbox (topic, payload) VALUES ('orders', 'plain')`)
+	db.Exec(`INSERT INTO outbox (topic) VALUES ('orders')`)
 	rows := db.rows(t, "outbox")
 	if len(rows) != 2 || rows[0].UUID == rows[1].UUID || len(rows[0].UUID) != 36 || rows[0].Key != nil || len(rows[0].Metadata) != 0 ||
 		string(rows[0].Payload) != "plain" || rows[1].Payload == nil || len(rows[1].Payload) != 0 {
@@ -24,8 +25,8 @@ func TestPlainInsertIsAFullCitizen(t *testing.T) {
 
 func TestRowKnowsItsTopLevelTransaction(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	tx := begin(t, db.pool)
+	db := database{outboxtest.New(t)}
+	tx := db.Begin()
 	inner, err := tx.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +35,7 @@ func TestRowKnowsItsTopLevelTransaction(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	commit(t, inner)
+	db.Commit(inner)
 	var same int
 	err = tx.QueryRow(t.Context(), `
 		SELECT count(*) FROM outbox
@@ -48,17 +49,17 @@ func TestRowKnowsItsTopLevelTransaction(t *testing.T) {
 // column, as it is everywhere else, gets this wrong: the twin shows it.
 func TestIDIsDrawnAfterTheLocksOfItsValues(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	db.exec(t, `
+	db := database{outboxtest.New(t)}
+	db.Exec(`
 		CREATE TABLE orders (id int PRIMARY KEY);
 		INSERT INTO orders VALUES (1);
 		CREATE TABLE twin (id bigint GENERATED ALWAYS AS IDENTITY, topic text, uuid text)`)
 	for table, want := range map[string]string{"outbox": "holder waiter", "twin": "waiter holder"} {
-		holder := begin(t, db.pool)
+		holder := db.Begin()
 		if _, err := holder.Exec(t.Context(), "SELECT FROM orders WHERE id = 1 FOR UPDATE"); err != nil {
 			t.Fatal(err)
 		}
-		waiter := pgserver.Pool(t, db.dsn, setting("application_name", "waiter on "+table))
+		waiter := pgserver.Pool(t, db.DSN, outboxtest.Setting("application_name", "waiter on "+table))
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			_, err := waiter.Exec(t.Context(), "INSERT INTO "+table+" (topic, uuid) VALUES ('t', (SELECT 'waiter' FROM orders WHERE id = 1 FOR UPDATE))")
@@ -70,16 +71,16 @@ func TestIDIsDrawnAfterTheLocksOfItsValues(t *testing.T) {
 		if _, err := holder.Exec(t.Context(), "INSERT INTO "+table+" (topic, uuid) VALUES ('t', 'holder')"); err != nil {
 			t.Error(err)
 		}
-		commit(t, holder)
+		db.Commit(holder)
 		wg.Wait()
-		if got := db.scalar(t, "SELECT string_agg(uuid, ' ' ORDER BY id) FROM "+table); got != want {
+		if got := db.Text("SELECT string_agg(uuid, ' ' ORDER BY id) FROM " + table); got != want {
 			t.Errorf("%s: %s, want %s", table, got, want)
 		}
 	}
 }
 
 func TestFC46_UnreadableRowsAreRefusedAtInsert(t *testing.T) {
-	db := newOutbox(t)
+	db := database{outboxtest.New(t)}
 	_, writer := db.writer(t)
 	tests := []struct{ name, sql, state string }{
 		{"metadata NULL", `INSERT INTO outbox (topic, metadata) VALUES ('t', NULL)`, "23502"},
@@ -111,7 +112,7 @@ func TestFC46_UnreadableRowsAreRefusedAtInsert(t *testing.T) {
 		"slot": `INSERT INTO outbox (topic, slot) VALUES ('t', 300)`,
 		"id":   `INSERT INTO outbox (topic, id) VALUES ('t', 1)`,
 	} {
-		if _, err := db.pool.Exec(t.Context(), sql); sqlState(err) != "428C9" {
+		if _, err := db.Pool.Exec(t.Context(), sql); sqlState(err) != "428C9" {
 			t.Errorf("the owner names %s: got %v", name, err)
 		}
 	}
@@ -131,19 +132,19 @@ func TestFC46_UnreadableRowsAreRefusedAtInsert(t *testing.T) {
 
 func TestSlotIsTheHashOfHashPartitions(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	db.exec(t, `INSERT INTO outbox (topic, key) SELECT 't', 'key ' || i FROM generate_series(1, 5000) AS i`)
-	db.exec(t, `INSERT INTO outbox (topic, uuid) SELECT 't', 'uuid ' || i FROM generate_series(1, 5000) AS i`)
-	if n := db.scalar(t, `SELECT count(*) FROM outbox WHERE slot <> (hashtextextended(coalesce(key, uuid), 0) & 255)`); n != "0" {
+	db := database{outboxtest.New(t)}
+	db.Exec(`INSERT INTO outbox (topic, key) SELECT 't', 'key ' || i FROM generate_series(1, 5000) AS i`)
+	db.Exec(`INSERT INTO outbox (topic, uuid) SELECT 't', 'uuid ' || i FROM generate_series(1, 5000) AS i`)
+	if n := db.Text(`SELECT count(*) FROM outbox WHERE slot <> (hashtextextended(coalesce(key, uuid), 0) & 255)`); n != "0" {
 		t.Errorf("%s rows have another slot", n)
 	}
-	if n := db.scalar(t, `SELECT count(DISTINCT slot) FROM outbox WHERE key IS NOT NULL`); n != "256" {
+	if n := db.Text(`SELECT count(DISTINCT slot) FROM outbox WHERE key IS NOT NULL`); n != "256" {
 		t.Errorf("5000 keys use %s slots", n)
 	}
 	// The same on every version of the server: rows are read by a slot that another server may have computed.
 	golden := map[string]string{"": "109", "a": "177", "customer-42": "240", "ключ": "128", "😀": "218"}
 	for key, want := range golden {
-		got := db.scalar(t, `INSERT INTO outbox (topic, key) VALUES ('t', $1) RETURNING slot`, key)
+		got := db.Text(`INSERT INTO outbox (topic, key) VALUES ('t', $1) RETURNING slot`, key)
 		if got != want {
 			t.Errorf("slot of %q is %s, want %s", key, got, want)
 		}
@@ -152,9 +153,9 @@ func TestSlotIsTheHashOfHashPartitions(t *testing.T) {
 
 func TestPublishFunctionsStoreAndReturnTheID(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
+	db := database{outboxtest.New(t)}
 	name, writer := db.writer(t)
-	db.exec(t, "GRANT SELECT (id) ON outbox TO "+name) // what RETURNING needs
+	db.Exec("GRANT SELECT (id) ON outbox TO " + name) // what RETURNING needs
 	key := "k"
 	tests := []struct {
 		sql  string
@@ -175,7 +176,7 @@ func TestPublishFunctionsStoreAndReturnTheID(t *testing.T) {
 			t.Errorf("%s: %v", tt.sql, err)
 			continue
 		}
-		rs, err := db.pool.Query(t.Context(), "SELECT id, topic, key, uuid, metadata, payload FROM outbox WHERE id = $1", id)
+		rs, err := db.Pool.Query(t.Context(), "SELECT id, topic, key, uuid, metadata, payload FROM outbox WHERE id = $1", id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,12 +204,12 @@ func TestPublishFunctionsStoreAndReturnTheID(t *testing.T) {
 
 func TestTriggerPublishesInItsTransaction(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
+	db := database{outboxtest.New(t)}
 	name, writer := db.writer(t)
-	db.exec(t, "GRANT SELECT (id) ON outbox TO "+name)
-	db.exec(t, `
+	db.Exec("GRANT SELECT (id) ON outbox TO " + name)
+	db.Exec(`
 		CREATE TABLE orders (id int PRIMARY KEY, state text);
-		GRANT SELECT, INSERT, UPDATE ON orders TO `+name+`;
+		GRANT SELECT, INSERT, UPDATE ON orders TO ` + name + `;
 		CREATE FUNCTION announce() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN
 			PERFORM outbox_publish('orders', to_jsonb(NEW), NEW.id::text);
@@ -224,7 +225,7 @@ func TestTriggerPublishesInItsTransaction(t *testing.T) {
 	if n := len(db.rows(t, "outbox")); n != 0 {
 		t.Errorf("%d rows before the commit", n)
 	}
-	commit(t, tx)
+	db.Commit(tx)
 	var got []string
 	for _, r := range db.rows(t, "outbox") {
 		got = append(got, *r.Key+string(r.Payload))

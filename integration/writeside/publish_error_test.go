@@ -12,15 +12,16 @@ import (
 	"time"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 func TestPublishSaysWhatToDo(t *testing.T) {
-	db := newOutbox(t)
-	_, pool := db.role(t)
-	std := openStd(t, "postgres", db.dsn)
+	db := database{outboxtest.New(t)}
+	_, pool := db.Role()
+	std := openStd(t, "postgres", db.DSN)
 	failed, err := std.BeginTx(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -29,18 +30,18 @@ func TestPublishSaysWhatToDo(t *testing.T) {
 	if _, err := failed.ExecContext(t.Context(), "SELECT 1/0"); err == nil {
 		t.Fatal("no error")
 	}
-	finished := begin(t, db.pool)
-	commit(t, finished)
+	finished := db.Begin()
+	db.Commit(finished)
 	tests := []struct {
 		name         string
 		publish      func() error
 		state, wants string
 	}{
 		{"no table", func() error {
-			return newPublisher(t, db.pool, pgoutbox.PublisherConfig{Table: "absent"}).Publish("t", messages("a")...)
+			return newPublisher(t, db.Pool, pgoutbox.PublisherConfig{Table: "absent"}).Publish("t", messages("a")...)
 		}, "42P01", "run Migrate"},
 		{"no schema", func() error {
-			return newPublisher(t, db.pool, pgoutbox.PublisherConfig{Schema: "absent"}).Publish("t", messages("a")...)
+			return newPublisher(t, db.Pool, pgoutbox.PublisherConfig{Schema: "absent"}).Publish("t", messages("a")...)
 		}, "42P01", "run Migrate"},
 		{"no right", func() error {
 			return newPublisher(t, pool, pgoutbox.PublisherConfig{}).Publish("t", messages("a")...)
@@ -49,7 +50,7 @@ func TestPublishSaysWhatToDo(t *testing.T) {
 			return newPublisher(t, nil, pgoutbox.PublisherConfig{}).WithStdTx(failed).Publish("t", messages("a")...)
 		}, "25P02", "roll back"},
 		{"a read-only role", func() error {
-			return newPublisher(t, pgserver.Pool(t, db.dsn, setting("default_transaction_read_only", "on")), pgoutbox.PublisherConfig{}).
+			return newPublisher(t, pgserver.Pool(t, db.DSN, outboxtest.Setting("default_transaction_read_only", "on")), pgoutbox.PublisherConfig{}).
 				Publish("t", messages("a")...)
 		}, "25006", "read-only"},
 		{"a finished transaction", func() error {
@@ -74,18 +75,18 @@ func TestPublishSaysWhatToDo(t *testing.T) {
 
 func TestErrorsTellNoValues(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	db.exec(t, "ALTER TABLE outbox ADD CHECK (uuid <> 'secret-uuid')")
+	db := database{outboxtest.New(t)}
+	db.Exec("ALTER TABLE outbox ADD CHECK (uuid <> 'secret-uuid')")
 	msg := messages("secret-uuid")[0]
 	msg.Payload = []byte("secret-payload")
 	msg.Metadata.Set("secret-key", "secret-value")
-	std := openStd(t, "postgres", db.dsn)
+	std := openStd(t, "postgres", db.DSN)
 	tx, err := std.BeginTx(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback() }()
-	pub := newPublisher(t, db.pool, pgoutbox.PublisherConfig{})
+	pub := newPublisher(t, db.Pool, pgoutbox.PublisherConfig{})
 	for _, err := range []error{pub.Publish("t", msg), pub.WithStdTx(tx).Publish("t", msg)} {
 		if sqlState(err) != "23514" || strings.Contains(err.Error(), "secret-") {
 			t.Errorf("error %v", err)
@@ -118,9 +119,9 @@ func (w wire) cut(cfg *pgxpool.Config) {
 
 func TestFC71_LostAnswerIsAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
+	db := database{outboxtest.New(t)}
 	w := wire{lose: new(atomic.Bool)}
-	pool := pgserver.Pool(t, db.dsn, w.cut)
+	pool := pgserver.Pool(t, db.DSN, w.cut)
 	pub := newPublisher(t, pool, pgoutbox.PublisherConfig{})
 	for range 20 {
 		if err := pub.Publish("t", messages("stored and told")...); err != nil { // a connection that works
@@ -145,9 +146,9 @@ func TestFC71_LostAnswerIsAnUnknownOutcome(t *testing.T) {
 		}
 	}
 	// The last insert may still be on its way in the server: a lock that it conflicts with waits for it.
-	db.exec(t, "BEGIN; LOCK TABLE outbox IN SHARE MODE; COMMIT")
+	db.Exec("BEGIN; LOCK TABLE outbox IN SHARE MODE; COMMIT")
 	for uuid, want := range map[string]string{"stored and told": "20", "stored, not told": "20", "rolled back": "0"} {
-		if n := db.scalar(t, "SELECT count(*) FROM outbox WHERE uuid = $1", uuid); n != want {
+		if n := db.Text("SELECT count(*) FROM outbox WHERE uuid = $1", uuid); n != want {
 			t.Errorf("%s: %s rows, want %s", uuid, n, want)
 		}
 	}
@@ -172,12 +173,12 @@ func TestUnreachableServerIsNoUnknownOutcome(t *testing.T) {
 
 func TestTerminatedSessionIsAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	locker := begin(t, db.pool)
+	db := database{outboxtest.New(t)}
+	locker := db.Begin()
 	if _, err := locker.Exec(t.Context(), "LOCK TABLE outbox"); err != nil {
 		t.Fatal(err)
 	}
-	pool := pgserver.Pool(t, db.dsn, setting("application_name", "victim"))
+	pool := pgserver.Pool(t, db.DSN, outboxtest.Setting("application_name", "victim"))
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		err := newPublisher(t, pool, pgoutbox.PublisherConfig{}).Publish("t", messages("a")...)
@@ -186,7 +187,7 @@ func TestTerminatedSessionIsAnUnknownOutcome(t *testing.T) {
 		}
 	})
 	db.whenBlocked(t, "victim")
-	db.exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'victim'")
+	db.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'victim'")
 	wg.Wait()
 }
 
@@ -196,7 +197,7 @@ func (db database) whenBlocked(t *testing.T, application string) {
 	poll := time.NewTicker(10 * time.Millisecond)
 	defer poll.Stop()
 	for {
-		blocked := db.scalar(t, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'`, application)
+		blocked := db.Text(`SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'`, application)
 		if blocked != "0" {
 			return
 		}
@@ -210,12 +211,12 @@ func (db database) whenBlocked(t *testing.T, application string) {
 
 func TestAnyMessagesContextEndsAPublishThatWaits(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	locker := begin(t, db.pool)
+	db := database{outboxtest.New(t)}
+	locker := db.Begin()
 	if _, err := locker.Exec(t.Context(), "LOCK TABLE outbox"); err != nil {
 		t.Fatal(err)
 	}
-	pool := pgserver.Pool(t, db.dsn, setting("application_name", "waits"))
+	pool := pgserver.Pool(t, db.DSN, outboxtest.Setting("application_name", "waits"))
 	pub := newPublisher(t, pool, pgoutbox.PublisherConfig{})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	reason := errors.New("the request is over")
@@ -237,7 +238,7 @@ func TestAnyMessagesContextEndsAPublishThatWaits(t *testing.T) {
 		return // nothing would ever wait below
 	}
 
-	stdTx, err := openStd(t, "postgres", db.dsn+"&application_name=waits_too").BeginTx(t.Context(), nil)
+	stdTx, err := openStd(t, "postgres", db.DSN+"&application_name=waits_too").BeginTx(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -121,15 +122,15 @@ func TestFC22_HardMessagesInEveryExecModeAndDriver(t *testing.T) {
 	for name, mode := range execModes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newOutbox(t)
+			db := database{outboxtest.New(t)}
 			_, pool := db.writer(t, execMode(mode)) // least rights, in every mode
-			std := map[string]*sql.DB{"pgx stdlib": openStd(t, "pgx", db.dsn+"&default_query_exec_mode="+name)}
+			std := map[string]*sql.DB{"pgx stdlib": openStd(t, "pgx", db.DSN+"&default_query_exec_mode="+name)}
 			if name == "exec" {
-				std["lib/pq"] = openStd(t, "postgres", db.dsn)
-				std["lib/pq, binary parameters"] = openStd(t, "postgres", db.dsn+"&binary_parameters=yes")
+				std["lib/pq"] = openStd(t, "postgres", db.DSN)
+				std["lib/pq, binary parameters"] = openStd(t, "postgres", db.DSN+"&binary_parameters=yes")
 			}
 			for path, publish := range paths(t, pool, std) {
-				db.exec(t, "TRUNCATE outbox")
+				db.Exec("TRUNCATE outbox")
 				topic := `täg "😀" \ {NULL}, # ` + path
 				if err := publish(topic, hardMessages()...); err != nil {
 					t.Errorf("%s: %v", path, err)
@@ -150,9 +151,9 @@ func TestFC22_HardMessagesInEveryExecModeAndDriver(t *testing.T) {
 
 func TestFC57_NilMetadataAndNilPayloadAreStoredAsEmpty(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	pub := newPublisher(t, db.pool, pgoutbox.PublisherConfig{})
-	std := openStd(t, "postgres", db.dsn)
+	db := database{outboxtest.New(t)}
+	pub := newPublisher(t, db.Pool, pgoutbox.PublisherConfig{})
+	std := openStd(t, "postgres", db.DSN)
 	for _, metadata := range []message.Metadata{nil, {}, {"k": "v"}} {
 		for _, payload := range [][]byte{nil, {}, {0}} {
 			msg := &message.Message{UUID: fmt.Sprint(metadata == nil, payload == nil), Metadata: metadata, Payload: payload}
@@ -181,18 +182,18 @@ func TestFC57_NilMetadataAndNilPayloadAreStoredAsEmpty(t *testing.T) {
 
 func TestPublishIsOneStatementHoweverManyMessages(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
+	db := database{outboxtest.New(t)}
 	const n = 100_000
 	uuids := newUUIDs(n)
 	count := new(counter)
-	pool := pgserver.Pool(t, db.dsn, count.trace)
+	pool := pgserver.Pool(t, db.DSN, count.trace)
 	if err := newPublisher(t, pool, pgoutbox.PublisherConfig{}).Publish("pool", messages(uuids...)...); err != nil {
 		t.Fatal(err)
 	}
 	if got := count.take(); len(got) != 1 || !strings.HasPrefix(got[0], "INSERT") {
 		t.Errorf("%d statements: %.200q", len(got), got)
 	}
-	tx, err := openStd(t, "postgres", db.dsn).BeginTx(t.Context(), nil)
+	tx, err := openStd(t, "postgres", db.DSN).BeginTx(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,11 +204,11 @@ func TestPublishIsOneStatementHoweverManyMessages(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, topic := range []string{"pool", "std"} {
-		got := db.scalar(t, "SELECT array_agg(uuid ORDER BY id) = $1::text[] FROM outbox WHERE topic = $2", uuids, topic)
+		got := db.Text("SELECT array_agg(uuid ORDER BY id) = $1::text[] FROM outbox WHERE topic = $2", uuids, topic)
 		if got != "true" {
 			t.Errorf("%s: the ids do not follow the messages", topic)
 		}
-		if got := db.scalar(t, "SELECT count(DISTINCT xid) FROM outbox WHERE topic = $1", topic); got != "1" {
+		if got := db.Text("SELECT count(DISTINCT xid) FROM outbox WHERE topic = $1", topic); got != "1" {
 			t.Errorf("%s: %s transactions", topic, got)
 		}
 	}
@@ -215,8 +216,8 @@ func TestPublishIsOneStatementHoweverManyMessages(t *testing.T) {
 
 func TestPublishIsSafeForConcurrentUse(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	pub := newPublisher(t, db.pool, pgoutbox.PublisherConfig{})
+	db := database{outboxtest.New(t)}
+	pub := newPublisher(t, db.Pool, pgoutbox.PublisherConfig{})
 	shared := messages("read by all of them")[0]
 	var wg sync.WaitGroup
 	for i := range 50 {
@@ -229,16 +230,16 @@ func TestPublishIsSafeForConcurrentUse(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := db.scalar(t, "SELECT count(*) FROM outbox"); n != "1000" {
+	if n := db.Text("SELECT count(*) FROM outbox"); n != "1000" {
 		t.Errorf("%s rows of 1000", n)
 	}
 }
 
 func TestPublishStoresAllOrNothing(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	db.exec(t, "ALTER TABLE outbox ADD CHECK (uuid <> 'refused')")
-	err := newPublisher(t, db.pool, pgoutbox.PublisherConfig{}).Publish("t", messages("a", "b", "refused", "c")...)
+	db := database{outboxtest.New(t)}
+	db.Exec("ALTER TABLE outbox ADD CHECK (uuid <> 'refused')")
+	err := newPublisher(t, db.Pool, pgoutbox.PublisherConfig{}).Publish("t", messages("a", "b", "refused", "c")...)
 	if sqlState(err) != "23514" {
 		t.Errorf("error %v", err)
 	}
@@ -249,7 +250,7 @@ func TestPublishStoresAllOrNothing(t *testing.T) {
 
 func TestPublishNeedsNoRightButInsert(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
+	db := database{outboxtest.New(t)}
 	_, pool := db.writer(t)
 	if err := newPublisher(t, pool, pgoutbox.PublisherConfig{}).Publish("t", messages("a")...); err != nil {
 		t.Error(err)
@@ -258,8 +259,8 @@ func TestPublishNeedsNoRightButInsert(t *testing.T) {
 
 func TestKeyFunctionFillsTheKeyColumnOnly(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	pub := newPublisher(t, db.pool, pgoutbox.PublisherConfig{Key: func(topic string, msg *message.Message) string {
+	db := database{outboxtest.New(t)}
+	pub := newPublisher(t, db.Pool, pgoutbox.PublisherConfig{Key: func(topic string, msg *message.Message) string {
 		return topic + "/" + msg.UUID
 	}})
 	msg := messages("a")[0]
@@ -275,14 +276,14 @@ func TestKeyFunctionFillsTheKeyColumnOnly(t *testing.T) {
 
 func TestPublishOfMessagesWithManyContexts(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
+	db := database{outboxtest.New(t)}
 	msgs := messages("a", "b", "c")
 	for _, msg := range msgs {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		msg.SetContext(ctx)
 	}
-	if err := newPublisher(t, db.pool, pgoutbox.PublisherConfig{}).Publish("t", msgs...); err != nil {
+	if err := newPublisher(t, db.Pool, pgoutbox.PublisherConfig{}).Publish("t", msgs...); err != nil {
 		t.Error(err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 
 	"github.com/ThreeDotsLabs/watermill/components/cqrs"
 	"github.com/jackc/pgx/v5"
@@ -15,12 +16,12 @@ import (
 
 func TestMessagesCommitWithTheTransaction(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	pub := newPublisher(t, db.pool, pgoutbox.PublisherConfig{})
-	std := openStd(t, "pgx", db.dsn)
+	db := database{outboxtest.New(t)}
+	pub := newPublisher(t, db.Pool, pgoutbox.PublisherConfig{})
+	std := openStd(t, "pgx", db.DSN)
 	for _, committed := range []bool{false, true} {
 		uuid := fmt.Sprint("committed=", committed)
-		tx := begin(t, db.pool)
+		tx := db.Begin()
 		stdTx, err := std.BeginTx(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -40,7 +41,7 @@ func TestMessagesCommitWithTheTransaction(t *testing.T) {
 			t.Errorf("visible before the commit: %s", got)
 		}
 		if committed {
-			commit(t, tx)
+			db.Commit(tx)
 			if err := stdTx.Commit(); err != nil {
 				t.Error(err)
 			}
@@ -61,7 +62,7 @@ func TestMessagesCommitWithTheTransaction(t *testing.T) {
 
 func TestOneEventBusJoinsEveryTransaction(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
+	db := database{outboxtest.New(t)}
 	pub := newPublisher(t, nil, pgoutbox.PublisherConfig{}) // no pool: never outside a transaction
 	bus, err := cqrs.NewEventBusWithConfig(pub, cqrs.EventBusConfig{
 		GeneratePublishTopic: func(cqrs.GenerateEventPublishTopicParams) (string, error) { return "events", nil },
@@ -74,7 +75,7 @@ func TestOneEventBusJoinsEveryTransaction(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 20 {
 		wg.Go(func() {
-			tx, err := db.pool.Begin(t.Context())
+			tx, err := db.Pool.Begin(t.Context())
 			if err != nil {
 				t.Error(err)
 				return
@@ -91,7 +92,7 @@ func TestOneEventBusJoinsEveryTransaction(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := db.scalar(t, "SELECT count(*) FROM outbox"); n != "10" {
+	if n := db.Text("SELECT count(*) FROM outbox"); n != "10" {
 		t.Errorf("%s events of 10 commits", n)
 	}
 	if err := bus.Publish(t.Context(), event{}); err == nil || !strings.Contains(err.Error(), pgoutbox.ErrNoTransaction.Error()) {
@@ -100,8 +101,8 @@ func TestOneEventBusJoinsEveryTransaction(t *testing.T) {
 }
 
 func TestFC47_SavepointsTakeTheirMessagesWithThem(t *testing.T) {
-	db := newOutbox(t)
-	pub := newPublisher(t, db.pool, pgoutbox.PublisherConfig{})
+	db := database{outboxtest.New(t)}
+	pub := newPublisher(t, db.Pool, pgoutbox.PublisherConfig{})
 	ctx := t.Context()
 	nested := func(t *testing.T, tx pgx.Tx) pgx.Tx {
 		t.Helper()
@@ -130,13 +131,13 @@ func TestFC47_SavepointsTakeTheirMessagesWithThem(t *testing.T) {
 				t.Error(err)
 			}
 			publish(t, tx, "m3")
-			commit(t, tx)
+			db.Commit(tx)
 		}, "m1 m3"},
 		{"nested commit, outer roll-back", func(t *testing.T, tx pgx.Tx) {
 			publish(t, tx, "m1")
 			inner := nested(t, tx)
 			publish(t, inner, "m2")
-			commit(t, inner)
+			db.Commit(inner)
 			if err := tx.Rollback(ctx); err != nil {
 				t.Error(err)
 			}
@@ -154,7 +155,7 @@ func TestFC47_SavepointsTakeTheirMessagesWithThem(t *testing.T) {
 				t.Error(err)
 			}
 			publish(t, tx, "m3")
-			commit(t, tx)
+			db.Commit(tx)
 		}, "m1 m3"},
 		{"the outer transaction in the context, the savepoint named", func(t *testing.T, tx pgx.Tx) {
 			inner := nested(t, tx)
@@ -165,7 +166,7 @@ func TestFC47_SavepointsTakeTheirMessagesWithThem(t *testing.T) {
 			if err := inner.Rollback(ctx); err != nil {
 				t.Error(err)
 			}
-			commit(t, tx)
+			db.Commit(tx)
 		}, ""},
 		{"100 levels, every second rolled back", func(t *testing.T, tx pgx.Tx) {
 			levels := []pgx.Tx{tx}
@@ -181,15 +182,15 @@ func TestFC47_SavepointsTakeTheirMessagesWithThem(t *testing.T) {
 					}
 					continue
 				}
-				commit(t, levels[i])
+				db.Commit(levels[i])
 			}
-			commit(t, tx)
+			db.Commit(tx)
 		}, strings.Trim(fmt.Sprint(firstNumbers(50)), "[]")},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			db.exec(t, "TRUNCATE outbox")
-			tt.run(t, begin(t, db.pool))
+			db.Exec("TRUNCATE outbox")
+			tt.run(t, db.Begin())
 			if got := db.uuids(t); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
@@ -207,9 +208,9 @@ func firstNumbers(n int) []int {
 
 func TestRefusedArgumentsLeaveTheTransactionUsable(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	pub := newPublisher(t, db.pool, pgoutbox.PublisherConfig{})
-	tx, other := begin(t, db.pool), begin(t, db.pool)
+	db := database{outboxtest.New(t)}
+	pub := newPublisher(t, db.Pool, pgoutbox.PublisherConfig{})
+	tx, other := db.Begin(), db.Begin()
 	in := func(tx pgx.Tx) context.Context { return pgoutbox.ContextWithTx(t.Context(), tx) }
 	ended, cancel := context.WithCancel(in(tx))
 	cancel()
@@ -230,7 +231,7 @@ func TestRefusedArgumentsLeaveTheTransactionUsable(t *testing.T) {
 	if err := pub.WithTx(tx).Publish("t", messages("good")...); err != nil {
 		t.Fatal(err)
 	}
-	commit(t, tx)
+	db.Commit(tx)
 	if got := db.uuids(t); got != "good" {
 		t.Errorf("stored %q", got)
 	}
@@ -241,14 +242,14 @@ func TestFC48_PublishAddsNoSerializationFailure(t *testing.T) {
 	for _, isolation := range []string{"serializable", "repeatable read"} {
 		t.Run(isolation, func(t *testing.T) {
 			t.Parallel()
-			db := newOutbox(t)
-			_, pool := db.writer(t, setting("default_transaction_isolation", isolation))
+			db := database{outboxtest.New(t)}
+			_, pool := db.writer(t, outboxtest.Setting("default_transaction_isolation", isolation))
 			pub := newPublisher(t, nil, pgoutbox.PublisherConfig{})
 			var wg sync.WaitGroup
 			const writers, each = 20, 10
 			for w := range writers {
 				// A table each: on a shared one, the predicate locks of the business rows themselves would conflict.
-				db.exec(t, fmt.Sprintf("CREATE TABLE business_%d (n int); GRANT ALL ON business_%[1]d TO PUBLIC", w))
+				db.Exec(fmt.Sprintf("CREATE TABLE business_%d (n int); GRANT ALL ON business_%[1]d TO PUBLIC", w))
 			}
 			for w := range writers {
 				wg.Go(func() {
@@ -273,7 +274,7 @@ func TestFC48_PublishAddsNoSerializationFailure(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			if n := db.scalar(t, "SELECT count(*) FROM outbox"); n != fmt.Sprint(writers*each) {
+			if n := db.Text("SELECT count(*) FROM outbox"); n != fmt.Sprint(writers*each) {
 				t.Errorf("%s rows", n)
 			}
 		})

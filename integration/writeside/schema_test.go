@@ -15,6 +15,7 @@ import (
 	"time"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/pgserver"
 
 	"github.com/jackc/pgx/v5"
@@ -36,7 +37,7 @@ func execMode(mode pgx.QueryExecMode) func(*pgxpool.Config) {
 // shape is everything in the catalogs that Migrate is answerable for.
 func (db database) shape(t *testing.T) string {
 	t.Helper()
-	return db.scalar(t, `
+	return db.Text(`
 		SELECT string_agg(line, E'\n' ORDER BY line COLLATE "C")
 		FROM (
 			SELECT n.nspname || '.' || c.relname || ' ' || c.relkind::text || ' ' || c.oid || ' ' || coalesce(obj_description(c.oid), '')
@@ -51,14 +52,14 @@ func (db database) shape(t *testing.T) string {
 
 func TestFC37_TenProcessesMigrateAnEmptyDatabase(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := database{outboxtest.Open(t, pgserver.Database(t))}
 	for _, cfg := range []pgoutbox.SchemaConfig{{}, {Schema: "Own \"schema\"", Table: "Messages"}} {
-		for round := range rounds(50) {
+		for round := range outboxtest.Rounds(50) {
 			var wg sync.WaitGroup
 			start := make(chan struct{})
 			for i := range 10 {
 				wg.Go(func() {
-					conn, err := connect(t.Context(), db.dsn, map[string]string{ // a role's defaults
+					conn, err := connect(t.Context(), db.DSN, map[string]string{ // a role's defaults
 						"default_transaction_isolation": []string{"read committed", "repeatable read", "serializable"}[i%3],
 						"lock_timeout":                  "1ms",
 					})
@@ -75,13 +76,13 @@ func TestFC37_TenProcessesMigrateAnEmptyDatabase(t *testing.T) {
 			}
 			close(start)
 			wg.Wait()
-			pub := newPublisher(t, db.pool, pgoutbox.PublisherConfig{Schema: cfg.Schema, Table: cfg.Table})
+			pub := newPublisher(t, db.Pool, pgoutbox.PublisherConfig{Schema: cfg.Schema, Table: cfg.Table})
 			if err := pub.Publish("t", messages("a")...); err != nil {
 				t.Errorf("round %d: %v", round, err)
 			}
-			db.exec(t, `DROP SCHEMA IF EXISTS public, "Own ""schema""" CASCADE`)
+			db.Exec(`DROP SCHEMA IF EXISTS public, "Own ""schema""" CASCADE`)
 			if round%2 == 0 { // both with and without the schema
-				db.exec(t, `CREATE SCHEMA public; CREATE SCHEMA "Own ""schema"""`)
+				db.Exec(`CREATE SCHEMA public; CREATE SCHEMA "Own ""schema"""`)
 			}
 		}
 	}
@@ -99,25 +100,25 @@ func connect(ctx context.Context, dsn string, settings map[string]string) (*pgx.
 
 func TestFC37_TwoOutboxesMigrateIntoOneNewSchemaAtOnce(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	for round := range rounds(50) {
+	db := database{outboxtest.Open(t, pgserver.Database(t))}
+	for round := range outboxtest.Rounds(50) {
 		var wg sync.WaitGroup
 		for _, table := range []string{"a", "b", "c", "d"} {
 			wg.Go(func() {
-				if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{Schema: "fresh", Table: table}); err != nil {
+				if err := pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{Schema: "fresh", Table: table}); err != nil {
 					t.Errorf("round %d: %v", round, err)
 				}
 			})
 		}
 		wg.Wait()
-		db.exec(t, "DROP SCHEMA fresh CASCADE")
+		db.Exec("DROP SCHEMA fresh CASCADE")
 	}
 }
 
 func TestFC37_RoleThatMayNotCreateMigratesWhatIsInPlace(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	_, pool := db.role(t, setting("default_transaction_read_only", "on"))
+	db := database{outboxtest.New(t)}
+	_, pool := db.Role(outboxtest.Setting("default_transaction_read_only", "on"))
 	before := db.shape(t)
 	if err := pgoutbox.Migrate(t.Context(), pool, pgoutbox.SchemaConfig{}); err != nil {
 		t.Error(err)
@@ -129,8 +130,8 @@ func TestFC37_RoleThatMayNotCreateMigratesWhatIsInPlace(t *testing.T) {
 
 func TestMigrateNamesTheMissingGrant(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	name, pool := db.role(t)
+	db := database{outboxtest.Open(t, pgserver.Database(t))}
+	name, pool := db.Role()
 	migrate := func(cfg pgoutbox.SchemaConfig) error { return pgoutbox.Migrate(t.Context(), pool, cfg) }
 	wants := func(cfg pgoutbox.SchemaConfig, want string) {
 		t.Helper()
@@ -138,30 +139,30 @@ func TestMigrateNamesTheMissingGrant(t *testing.T) {
 			t.Errorf("error %v does not say %q", err, want)
 		}
 	}
-	current := db.scalar(t, "SELECT current_database()")
+	current := db.Text("SELECT current_database()")
 
 	wants(pgoutbox.SchemaConfig{Schema: "own"}, `GRANT CREATE ON DATABASE "`+current+`" TO "`+name+`"`)
-	db.exec(t, "GRANT CREATE ON DATABASE "+current+" TO "+name)
+	db.Exec("GRANT CREATE ON DATABASE " + current + " TO " + name)
 	if err := migrate(pgoutbox.SchemaConfig{Schema: "own"}); err != nil {
 		t.Error(err)
 	}
-	db.exec(t, "REVOKE CREATE ON DATABASE "+current+" FROM "+name)
+	db.Exec("REVOKE CREATE ON DATABASE " + current + " FROM " + name)
 
 	wants(pgoutbox.SchemaConfig{}, `GRANT CREATE ON SCHEMA "public" TO "`+name+`"`)
-	db.exec(t, "GRANT CREATE ON SCHEMA public TO "+name)
+	db.Exec("GRANT CREATE ON SCHEMA public TO " + name)
 	if err := migrate(pgoutbox.SchemaConfig{}); err != nil { // without CREATE on the database
 		t.Error(err)
 	}
 
-	db.exec(t, "ALTER TABLE outbox OWNER TO CURRENT_USER; DROP INDEX outbox_xid_id")
+	db.Exec("ALTER TABLE outbox OWNER TO CURRENT_USER; DROP INDEX outbox_xid_id")
 	wants(pgoutbox.SchemaConfig{}, "no outbox_xid_id")
 }
 
 func TestMigrateTwiceChangesNothing(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
+	db := database{outboxtest.New(t)}
 	before := db.shape(t)
-	if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{}); err != nil {
+	if err := pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	if after := db.shape(t); after != before {
@@ -171,26 +172,26 @@ func TestMigrateTwiceChangesNothing(t *testing.T) {
 
 func TestMigrateRestoresWhatIsMissing(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	db.exec(t, "INSERT INTO outbox (topic) VALUES ('t')")
+	db := database{outboxtest.New(t)}
+	db.Exec("INSERT INTO outbox (topic) VALUES ('t')")
 	for _, damage := range []string{
 		"DROP FUNCTION outbox_publish_bytes",
 		"DROP INDEX outbox_xid_id",
 		"DROP TABLE outbox_cursors",
 		"COMMENT ON TABLE outbox IS NULL", // a dump without comments
 	} {
-		db.exec(t, damage)
-		if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{}); err != nil {
+		db.Exec(damage)
+		if err := pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{}); err != nil {
 			t.Errorf("after %s: %v", damage, err)
 		}
 	}
-	want := newOutbox(t)
+	want := database{outboxtest.New(t)}
 	list := `SELECT string_agg(relname || coalesce(obj_description(oid), ''), ' ' ORDER BY relname COLLATE "C")
 		FROM pg_class WHERE relnamespace = 'public'::regnamespace`
-	if got, want := db.scalar(t, list), want.scalar(t, list); got != want {
+	if got, want := db.Text(list), want.Text(list); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	if n := db.scalar(t, "SELECT count(*) FROM outbox"); n != "1" {
+	if n := db.Text("SELECT count(*) FROM outbox"); n != "1" {
 		t.Errorf("%s rows left of 1", n)
 	}
 }
@@ -200,8 +201,8 @@ func TestMigrateWorksInEveryExecMode(t *testing.T) {
 	for name, mode := range execModes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
-			pool := pgserver.Pool(t, db.dsn, execMode(mode))
+			db := database{outboxtest.Open(t, pgserver.Database(t))}
+			pool := pgserver.Pool(t, db.DSN, execMode(mode))
 			for range 2 {
 				if err := pgoutbox.Migrate(t.Context(), pool, pgoutbox.SchemaConfig{Schema: "s"}); err != nil {
 					t.Error(err)
@@ -213,14 +214,14 @@ func TestMigrateWorksInEveryExecMode(t *testing.T) {
 
 func TestMigrateIgnoresTheRolesDefaults(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	db.exec(t, "CREATE SCHEMA decoy; CREATE TABLE decoy.pg_class (oid oid, relname name, relnamespace oid, relowner oid)")
-	pool := pgserver.Pool(t, db.dsn,
-		setting("default_transaction_isolation", "serializable"),
-		setting("default_transaction_read_only", "on"),
-		setting("standard_conforming_strings", "off"),
-		setting("search_path", "decoy, pg_catalog"),
-		setting("lock_timeout", "1"))
+	db := database{outboxtest.Open(t, pgserver.Database(t))}
+	db.Exec("CREATE SCHEMA decoy; CREATE TABLE decoy.pg_class (oid oid, relname name, relnamespace oid, relowner oid)")
+	pool := pgserver.Pool(t, db.DSN,
+		outboxtest.Setting("default_transaction_isolation", "serializable"),
+		outboxtest.Setting("default_transaction_read_only", "on"),
+		outboxtest.Setting("standard_conforming_strings", "off"),
+		outboxtest.Setting("search_path", "decoy, pg_catalog"),
+		outboxtest.Setting("lock_timeout", "1"))
 	var shapes []string
 	for range 2 {
 		if err := pgoutbox.Migrate(t.Context(), pool, pgoutbox.SchemaConfig{Schema: `a\'b`}); err != nil {
@@ -235,13 +236,13 @@ func TestMigrateIgnoresTheRolesDefaults(t *testing.T) {
 
 func TestMigrateLocksTheDocumentedKeyAndOnlyToChangeSomething(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := database{outboxtest.Open(t, pgserver.Database(t))}
 	sum := sha256.Sum256([]byte("pgoutbox migrate\x00public"))
-	another := begin(t, db.pool)
+	another := db.Begin()
 	if _, err := another.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", int64(binary.BigEndian.Uint64(sum[:8]))); err != nil {
 		t.Fatal(err)
 	}
-	pool := pgserver.Pool(t, db.dsn, setting("application_name", "migrates"))
+	pool := pgserver.Pool(t, db.DSN, outboxtest.Setting("application_name", "migrates"))
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := pgoutbox.Migrate(t.Context(), pool, pgoutbox.SchemaConfig{}); err != nil {
@@ -249,10 +250,10 @@ func TestMigrateLocksTheDocumentedKeyAndOnlyToChangeSomething(t *testing.T) {
 		}
 	})
 	db.whenBlocked(t, "migrates")
-	commit(t, another)
+	db.Commit(another)
 	wg.Wait()
 
-	another = begin(t, db.pool)
+	another = db.Begin()
 	if _, err := another.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", int64(binary.BigEndian.Uint64(sum[:8]))); err != nil {
 		t.Fatal(err)
 	}
@@ -265,10 +266,10 @@ func TestMigrateLocksTheDocumentedKeyAndOnlyToChangeSomething(t *testing.T) {
 
 func TestMigrateRefusesANewerSchema(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	db.exec(t, "COMMENT ON TABLE outbox IS 'watermill-pgoutbox schema 2'; DROP INDEX outbox_xid_id")
+	db := database{outboxtest.New(t)}
+	db.Exec("COMMENT ON TABLE outbox IS 'watermill-pgoutbox schema 1000'; DROP INDEX outbox_xid_id")
 	before := db.shape(t)
-	err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{})
+	err := pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{})
 	if err == nil || !strings.Contains(err.Error(), "update the library") {
 		t.Errorf("error %v", err)
 	}
@@ -279,10 +280,10 @@ func TestMigrateRefusesANewerSchema(t *testing.T) {
 
 func TestMigrateRefusesSomebodysTable(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	db.exec(t, "CREATE TABLE outbox (id bigint PRIMARY KEY, topic text, payload bytea)")
+	db := database{outboxtest.Open(t, pgserver.Database(t))}
+	db.Exec("CREATE TABLE outbox (id bigint PRIMARY KEY, topic text, payload bytea)")
 	before := db.shape(t)
-	err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{})
+	err := pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{})
 	if err == nil || !strings.Contains(err.Error(), "not an outbox") {
 		t.Errorf("error %v", err)
 	}
@@ -293,8 +294,8 @@ func TestMigrateRefusesSomebodysTable(t *testing.T) {
 
 func TestMigrateRefusesToJoinATransaction(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	pooled, err := db.pool.Acquire(t.Context())
+	db := database{outboxtest.Open(t, pgserver.Database(t))}
+	pooled, err := db.Pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,40 +317,40 @@ func TestMigrateRefusesToJoinATransaction(t *testing.T) {
 			t.Errorf("%s is accepted", name)
 		}
 	}
-	if n := db.scalar(t, "SELECT count(*) FROM pg_class WHERE relname IN ('mine', 'outbox')"); n != "0" {
+	if n := db.Text("SELECT count(*) FROM pg_class WHERE relname IN ('mine', 'outbox')"); n != "0" {
 		t.Errorf("%s tables", n)
 	}
 }
 
 func TestMigrateDoesNotQueueWritersForLong(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
-	tx := begin(t, db.pool)
+	db := database{outboxtest.New(t)}
+	tx := db.Begin()
 	if err := newPublisher(t, nil, pgoutbox.PublisherConfig{}).WithTx(tx).Publish("t", messages("open")...); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
-	if err := pgoutbox.Migrate(ctx, db.pool, pgoutbox.SchemaConfig{}); err != nil {
+	if err := pgoutbox.Migrate(ctx, db.Pool, pgoutbox.SchemaConfig{}); err != nil {
 		t.Errorf("in place, it waits for a writer: %v", err)
 	}
-	db.exec(t, "DROP FUNCTION outbox_publish_bytes") // not in place; what follows is CREATE INDEX's wait for the open writer
-	err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{})
+	db.Exec("DROP FUNCTION outbox_publish_bytes") // not in place; what follows is CREATE INDEX's wait for the open writer
+	err := pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{})
 	if sqlState(err) != "55P03" {
 		t.Errorf("error %v", err)
 	}
-	commit(t, tx)
-	if err := pgoutbox.Migrate(t.Context(), db.pool, pgoutbox.SchemaConfig{}); err != nil {
+	db.Commit(tx)
+	if err := pgoutbox.Migrate(t.Context(), db.Pool, pgoutbox.SchemaConfig{}); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestMigrateGivesUpWithItsContext(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := database{outboxtest.Open(t, pgserver.Database(t))}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := pgoutbox.Migrate(ctx, db.pool, pgoutbox.SchemaConfig{}); !errors.Is(err, context.Canceled) {
+	if err := pgoutbox.Migrate(ctx, db.Pool, pgoutbox.SchemaConfig{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -367,11 +368,11 @@ func TestSchemaSQLIsWhatMigrateRuns(t *testing.T) {
 				t.Fatal(err)
 			}
 			run := map[string]func(database){
-				"in one round trip": func(db database) { db.exec(t, text) },
+				"in one round trip": func(db database) { db.Exec(text) },
 			}
 			if psql, err := exec.LookPath("psql"); err == nil {
 				run["psql -1"] = func(db database) {
-					cmd := exec.CommandContext(t.Context(), psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", db.dsn)
+					cmd := exec.CommandContext(t.Context(), psql, "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", db.DSN)
 					cmd.Stdin = strings.NewReader(text)
 					if out, err := cmd.CombinedOutput(); err != nil {
 						t.Fatalf("%v: %s", err, out)
@@ -381,11 +382,11 @@ func TestSchemaSQLIsWhatMigrateRuns(t *testing.T) {
 				t.Log("psql is not in PATH, only a driver runs the SQL")
 			}
 			for how, run := range run {
-				db := newDatabase(t)
+				db := database{outboxtest.Open(t, pgserver.Database(t))}
 				run(db)
 				run(db) // again, it changes nothing
 				before := db.shape(t)
-				_, pool := db.role(t)
+				_, pool := db.Role()
 				if err := pgoutbox.Migrate(t.Context(), pool, cfg); err != nil { // may not create, so finds it current
 					t.Errorf("%s: %v", how, err)
 				}
@@ -399,9 +400,9 @@ func TestSchemaSQLIsWhatMigrateRuns(t *testing.T) {
 
 func TestSchemaSQLNeedsNoRightOnTheDatabase(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	name, pool := db.role(t)
-	db.exec(t, "GRANT CREATE ON SCHEMA public TO "+name)
+	db := database{outboxtest.Open(t, pgserver.Database(t))}
+	name, pool := db.Role()
+	db.Exec("GRANT CREATE ON SCHEMA public TO " + name)
 	text, err := pgoutbox.SchemaSQL(pgoutbox.SchemaConfig{})
 	if err != nil {
 		t.Fatal(err)
@@ -427,26 +428,26 @@ func TestAnyLegalNameWorks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
-			db.exec(t, "CREATE TABLE victim ()")
+			db := database{outboxtest.Open(t, pgserver.Database(t))}
+			db.Exec("CREATE TABLE victim ()")
 			for range 2 {
-				if err := pgoutbox.Migrate(t.Context(), db.pool, cfg); err != nil {
+				if err := pgoutbox.Migrate(t.Context(), db.Pool, cfg); err != nil {
 					t.Fatal(err)
 				}
 			}
-			pub := newPublisher(t, db.pool, pgoutbox.PublisherConfig{Schema: cfg.Schema, Table: cfg.Table})
+			pub := newPublisher(t, db.Pool, pgoutbox.PublisherConfig{Schema: cfg.Schema, Table: cfg.Table})
 			if err := pub.Publish("t", messages("by Publish")...); err != nil {
 				t.Error(err)
 			}
 			table := pgx.Identifier{cfg.Schema, cfg.Table}.Sanitize()
-			db.exec(t, "INSERT INTO "+table+" (topic, uuid) VALUES ('t', 'by INSERT')")
+			db.Exec("INSERT INTO " + table + " (topic, uuid) VALUES ('t', 'by INSERT')")
 			for _, suffix := range []string{"_publish", "_publish_bytes"} {
-				db.exec(t, "SELECT "+pgx.Identifier{cfg.Schema, cfg.Table + suffix}.Sanitize()+"('t', '{}')")
+				db.Exec("SELECT " + pgx.Identifier{cfg.Schema, cfg.Table + suffix}.Sanitize() + "('t', '{}')")
 			}
 			if n := len(db.rows(t, table)); n != 4 {
 				t.Errorf("%d rows of 4", n)
 			}
-			if n := db.scalar(t, "SELECT count(*) FROM pg_class WHERE relname = 'victim'"); n != "1" {
+			if n := db.Text("SELECT count(*) FROM pg_class WHERE relname = 'victim'"); n != "1" {
 				t.Error("a name ran as SQL")
 			}
 		})
@@ -455,12 +456,12 @@ func TestAnyLegalNameWorks(t *testing.T) {
 
 func TestEveryStatementPrepares(t *testing.T) {
 	t.Parallel()
-	db := newOutbox(t)
+	db := database{outboxtest.New(t)}
 	files, err := filepath.Glob("../../internal/queries/*.sql")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%d statements, %v", len(files), err)
 	}
-	conn, err := db.pool.Acquire(t.Context())
+	conn, err := db.Pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
