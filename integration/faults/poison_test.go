@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
 )
 
 // One row ends the process that handles it, again and again. It is found out among everything that was out with it, and parked; nothing
@@ -21,14 +23,14 @@ func TestRowThatEndsItsProcessIsParked(t *testing.T) {
 		t.Run(map[bool]string{false: "subscriber", true: "bridge"}[bridge], func(t *testing.T) {
 			db, j := newOutbox(t), NewJournal()
 			db.put(rows / 2)
-			db.exec("INSERT INTO outbox (topic, key) VALUES ('orders', 'poison')")
+			db.Exec("INSERT INTO outbox (topic, key) VALUES ('orders', 'poison')")
 			db.put(rows / 2)
-			poison := ask[int64](db, "SELECT id FROM outbox WHERE key = 'poison'")
+			poison := outboxtest.Ask[int64](db.Outbox, "SELECT id FROM outbox WHERE key = 'poison'")
 			role := Role{
 				Bridge: bridge, Shards: shards, Lanes: 8, Work: time.Millisecond, Poison: "poison", MaxAttempts: deaths,
 				Retry: 50 * time.Millisecond, Lease: 2 * time.Second,
 			}
-			for n := 0; ask[int](db, "SELECT count(*)::int FROM outbox_parked") == 0; n++ {
+			for n := 0; outboxtest.Ask[int](db.Outbox, "SELECT count(*)::int FROM outbox_parked") == 0; n++ {
 				if n > 5*deaths {
 					t.Fatalf("%d processes ended and nothing is parked", n)
 				}
@@ -37,7 +39,7 @@ func TestRowThatEndsItsProcessIsParked(t *testing.T) {
 			}
 			db.waitForAll(j)
 			const parked = "SELECT string_agg(row_id || ' ' || attempts || ' ' || last_error, ', ') FROM outbox_parked"
-			if got := ask[string](db, parked); got != fmt.Sprintf(
+			if got := outboxtest.Ask[string](db.Outbox, parked); got != fmt.Sprintf(
 				"%d %d %d leaders ended while this row alone was out", poison, deaths, deaths) {
 				t.Errorf("parked: %s; the poison is %d", got, poison)
 			}
@@ -55,9 +57,9 @@ func (db *outbox) eventuallyOr(p *Process, what, sql string) {
 	db.Helper()
 	again := time.NewTicker(5 * time.Millisecond)
 	defer again.Stop()
-	giveUp := time.NewTimer(patience)
+	giveUp := time.NewTimer(outboxtest.Patience)
 	defer giveUp.Stop()
-	for !ask[bool](db, sql) {
+	for !outboxtest.Ask[bool](db.Outbox, sql) {
 		select {
 		case <-p.Done():
 			return
@@ -89,7 +91,7 @@ func TestKillsBlameNoRow(t *testing.T) {
 	}
 	db.start(role, j)
 	db.waitForAll(j)
-	if got := ask[int](db, "SELECT count(*)::int FROM outbox_parked"); got != 0 {
+	if got := outboxtest.Ask[int](db.Outbox, "SELECT count(*)::int FROM outbox_parked"); got != 0 {
 		t.Errorf("%d rows are parked", got)
 	}
 }
