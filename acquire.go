@@ -97,9 +97,11 @@ func (g *leadership) takeOver(ctx context.Context, s *session, c *claim, shards 
 	for _, result := range results {
 		if result.Err != nil {
 			g.reportFailed("a term was not begun, it is tried again", result.Err)
+			g.wrong(c.what(), fmt.Errorf("a term was not begun: %w", result.Err))
 			return g.unlock(ctx, s, c.locks(shards))
 		}
 	}
+	g.wrong(c.what(), nil)
 	rows := make([]stored, len(results[0].Rows))
 	for i, columns := range results[0].Rows {
 		if rows[i], err = parseStored(columns); err != nil {
@@ -146,6 +148,8 @@ func (g *leadership) handOver(c *claim, rows []stored) error {
 	return nil
 }
 
+func (c *claim) what() string { return "the shards of consumer " + strconv.FormatInt(c.consumer, 10) }
+
 func (c *claim) locks(shards []int) []int64 {
 	keys := make([]int64, len(shards))
 	for i, shard := range shards {
@@ -158,22 +162,36 @@ func (c *claim) locks(shards []int) []int64 {
 func (g *leadership) refused(ctx context.Context, s *session, keys []int64, wanted map[int64]want) {
 	if len(keys) == 0 {
 		g.refusals = 0
+		g.wrong(strangerHolds, nil)
 		return
 	}
 	g.refusals++
-	if g.refusals < strangerAfter || time.Since(g.lastReport["holders"]) < reportEvery {
+	if g.refusals < strangerAfter || (!g.strange && time.Since(g.lastReport["holders"]) < reportEvery) {
 		return
 	}
-	g.lastReport["holders"] = time.Now()
 	holder, err := s.ask(ctx, g.queries.holder, keys, applicationPrefix)
-	if err != nil || holder == nil {
+	if err != nil {
+		return
+	}
+	if g.strange = holder != nil; !g.strange {
+		g.lastReport["holders"] = time.Now()
+		g.wrong(strangerHolds, nil)
 		return
 	}
 	key, _ := strconv.ParseInt(holder[0], 10, 64) // one of ours
+	g.wrong(strangerHolds, fmt.Errorf("the lock of shard %d of consumer %d is held by process %s (application_name %q)",
+		wanted[key].shard, wanted[key].claim.consumer, holder[1], holder[2]))
+	if time.Since(g.lastReport["holders"]) < reportEvery {
+		return
+	}
+	g.lastReport["holders"] = time.Now()
 	g.report.failed("a session that is not of this library holds a shard's lock", errors.New("lock held by a stranger"), map[string]any{
 		"consumer": wanted[key].claim.consumer, "shard": wanted[key].shard, "lock": key, "pid": holder[1], "application_name": holder[2],
 	})
 }
+
+// strangerHolds is what Healthy calls a lock that is not a peer's.
+const strangerHolds = "a session that is not of this library"
 
 // applicationPrefix starts the application_name of every lock session, so that peers know each other.
 const applicationPrefix = "pgoutbox "

@@ -53,6 +53,7 @@ type cursor struct {
 	front      position // the furthest row that was emitted
 	frontSeq   uint64
 	lastSeq    uint64
+	acks       uint64 // rows done with
 	changes    uint64 // grows whenever an emission or an ack changes what should be stored
 }
 
@@ -119,6 +120,7 @@ func (c *cursor) emit(e *entry) {
 // ack says that e is done with. It must have been emitted, or have ceased to exist.
 func (c *cursor) ack(e *entry) {
 	c.changes++
+	c.acks++
 	if e.prev == nil {
 		c.head = e.next
 	} else {

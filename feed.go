@@ -2,6 +2,7 @@ package pgoutbox
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -38,6 +39,7 @@ func (f *feed) run(ctx context.Context, c consumer) {
 	cfg := f.reader
 	cfg.window, cfg.liveOnly, cfg.nackDelay, cfg.nackMost = f.window, f.liveOnly, f.nackDelay, f.nackMost
 	cfg.maxAttempts, cfg.parkPolicy = f.maxAttempts, f.parkPolicy
+	cfg.name, cfg.stalledAfter = fmt.Sprintf("reading consumer %d", c.id), f.stalledAfter
 	cfg.values, cfg.report = context.WithoutCancel(ctx), logReporter{f.logger}
 	r := newReader(cfg, f.leadership, newFetcher(f.pool, f.names, c))
 	r.sink = f.sink(r)
@@ -58,6 +60,8 @@ func (f *feed) run(ctx context.Context, c consumer) {
 
 // await returns the consumer, found or created as soon as the database lets it.
 func (f *feed) await(ctx context.Context, c consumer) (consumer, bool) {
+	what := fmt.Sprintf("the consumer of group %q, topic %q", f.group, f.topic)
+	defer func() { f.leadership.wrong(what, nil) }()
 	for c.id == 0 {
 		found, err := f.findConsumer(ctx, f.leadership, f.topic)
 		if err == nil && f.reserve != nil {
@@ -70,6 +74,7 @@ func (f *feed) await(ctx context.Context, c consumer) (consumer, bool) {
 			return c, false
 		}
 		f.logger.Error("the consumer is not ready, it is tried again", err, nil)
+		f.leadership.wrong(what, err)
 		pause(ctx, jitter(max(f.retry, time.Second)))
 	}
 	return c, ctx.Err() == nil

@@ -25,6 +25,8 @@ type leadership struct {
 	queries leaderQueries
 
 	mu        sync.Mutex
+	troubles  map[string]error // what is wrong now, by what it concerns
+	ended     error            // why the last session ended, nil while there is one
 	claims    []*claim
 	tasks     []*task
 	interrupt context.CancelFunc // ends the wait on the socket
@@ -44,7 +46,8 @@ type leadership struct {
 	nextLook   time.Time // for parked rows that are asked for
 	nextTry    time.Time
 	lastSave   time.Time
-	refusals   int // tries in a row that other sessions held a lock
+	refusals   int  // tries in a row that other sessions held a lock
+	strange    bool // and one of them is not a peer
 	lastReport map[string]time.Time
 }
 
@@ -74,6 +77,7 @@ type follower interface {
 	ticked(tick)
 	saves(now time.Time) []save // what has changed enough to be stored
 	unparked(shards []int)      // parked rows of these are to be delivered again
+	stalled(now time.Time) []error
 }
 
 // claim is what one follower wants to lead. held is guarded by leadership.mu.
@@ -131,6 +135,10 @@ func (g *leadership) run(ctx context.Context) {
 			g.failTasks(ErrClosed, false)
 			return
 		}
+		g.mu.Lock()
+		g.ended = err
+		g.mu.Unlock()
+		g.wrong(strangerHolds, nil) // nobody knows any more
 		g.failTasks(err, true)
 		g.reportFailed("the lock session ended, a new one is opened", err)
 		if time.Since(opened) > g.limits.lease {

@@ -138,9 +138,10 @@ func (h handed) led(l *lead, _ stored) {
 	default: // nobody waits any more: the claim is being withdrawn
 	}
 }
-func (handed) ticked(tick)            {}
-func (handed) saves(time.Time) []save { return nil }
-func (handed) unparked([]int)         {}
+func (handed) ticked(tick)               {}
+func (handed) saves(time.Time) []save    { return nil }
+func (handed) unparked([]int)            {}
+func (handed) stalled(time.Time) []error { return nil }
 
 // Exec runs one statement on the session that holds the shard's lock: it takes effect only while this process leads the
 // shard. It must not begin a transaction, and ends with an error after max(2 s, Lease/4).

@@ -115,6 +115,7 @@ func (g *leadership) prove(result *pgconn.Result, s *session, sent time.Time) er
 		return errSilent // too late: what was led has been given up, or must be, and the locks go with the session
 	}
 	s.proved = true
+	g.ended = nil
 	g.answered.Store(&sent)
 	rest := time.Until(sent.Add(g.limits.lease - g.limits.margin()))
 	if g.watchdog == nil {

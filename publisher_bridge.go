@@ -41,6 +41,7 @@ type BridgeConfig struct {
 	NackDelay     time.Duration // before a failed row is published again: 100 ms, doubling; negative = 1 ms
 	MaxNackDelay  time.Duration // where the doubling ends: 10 s
 	CloseTimeout  time.Duration // what running calls of Publish get to finish in: 5 s; Run returns within it + 2 s
+	StalledAfter  time.Duration // rows of a shard and none published for so long is what Healthy complains about: 30 s
 
 	ReadPool    *pgxpool.Pool // a replica for reading pages; not supported yet
 	LockConn    string        // DSN of the lock session, "" = the pool's own
@@ -67,6 +68,7 @@ type PublisherBridge struct {
 	batchSize int
 	logger    watermill.LoggerAdapter
 	running   atomic.Bool
+	leads     atomic.Pointer[leadership] // while it runs
 }
 
 // NewPublisherBridge makes a PublisherBridge and checks its configuration, reporting every problem at once. It touches neither
@@ -78,6 +80,7 @@ func NewPublisherBridge(pool *pgxpool.Pool, pub message.Publisher, cfg BridgeCon
 		RetryInterval: cfg.RetryInterval, Lease: cfg.Lease, SaveInterval: cfg.SaveInterval, NackDelay: cfg.NackDelay,
 		MaxNackDelay: cfg.MaxNackDelay, CloseTimeout: cfg.CloseTimeout, ReadPool: cfg.ReadPool, LockConn: cfg.LockConn,
 		LockBaseID: cfg.LockBaseID, AllowPooler: cfg.AllowPooler, MaxAttempts: cfg.MaxAttempts, ParkPolicy: cfg.ParkPolicy,
+		StalledAfter: cfg.StalledAfter,
 	})
 	problems := []error{err}
 	if isNil(pub) {
@@ -124,6 +127,8 @@ func (b *PublisherBridge) Run(ctx context.Context) error {
 	// The session outlives ctx: the last position is stored on it.
 	session, endSession := context.WithCancel(context.WithoutCancel(ctx))
 	leadership := newLeadership(b.leadershipConfig(b.pool, logReporter{b.logger}))
+	b.leads.Store(leadership)
+	defer b.leads.Store(nil)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

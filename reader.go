@@ -54,6 +54,9 @@ type readerConfig struct {
 	maxAttempts int // 0 = rows are repeated for ever
 	parkPolicy  ParkPolicy
 
+	name         string        // of what is read, for people
+	stalledAfter time.Duration // rows and no ack for so long are unhealthy
+
 	values context.Context // whose values the messages' contexts carry
 	report reporter
 }
@@ -86,6 +89,7 @@ func (r *reader) led(l *lead, row stored) {
 func (r *reader) ticked(t tick) {
 	r.mu.Lock()
 	r.tick = t
+	r.moved(time.Now())
 	r.mu.Unlock()
 	r.poke()
 }
@@ -117,13 +121,21 @@ func (r *reader) poke() {
 // run reads until ctx ends. It survives every error of the database.
 func (r *reader) run(ctx context.Context) {
 	var wait time.Duration
+	failing := false
+	defer func() { r.leadership.wrong(r.name, nil) }()
 	for ctx.Err() == nil {
 		worked, err := r.round(ctx)
+		if err == nil && failing {
+			failing = false
+			r.leadership.wrong(r.name, nil)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
 			r.report.failed("reading was interrupted, it is tried again", err, nil)
+			r.leadership.wrong(r.name, err)
+			failing = true
 			wait = min(max(2*wait, 50*time.Millisecond), time.Second)
 			pause(ctx, wait)
 		case worked:

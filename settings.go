@@ -39,6 +39,7 @@ type settings struct {
 	maxLocks     int
 	maxAttempts  int
 	parkPolicy   ParkPolicy
+	stalledAfter time.Duration
 }
 
 // newSettings checks a configuration and reports all problems in one error.
@@ -100,6 +101,7 @@ func newSettings(pool *pgxpool.Pool, cfg SubscriberConfig) (settings, error) {
 		{"SaveInterval", int64(cfg.SaveInterval)},
 		{"MaxNackDelay", int64(cfg.MaxNackDelay)},
 		{"CloseTimeout", int64(cfg.CloseTimeout)},
+		{"StalledAfter", int64(cfg.StalledAfter)},
 	} {
 		if field.value < 0 {
 			complain("%s is negative", field.name)
@@ -124,6 +126,7 @@ func newSettings(pool *pgxpool.Pool, cfg SubscriberConfig) (settings, error) {
 		save:         orDefault(cfg.SaveInterval, 100*time.Millisecond),
 		nackDelay:    orDefault(cfg.NackDelay, 100*time.Millisecond),
 		nackMost:     orDefault(cfg.MaxNackDelay, 10*time.Second),
+		stalledAfter: orDefault(cfg.StalledAfter, 30*time.Second),
 		closeTimeout: orDefault(cfg.CloseTimeout, 5*time.Second),
 	}
 	if s.nackDelay < 0 {

@@ -31,6 +31,9 @@ type shard struct {
 	context context.Context // parent of the messages' contexts
 	cancel  context.CancelCauseFunc
 
+	movedAt   time.Time // when a row was last acked, or there was none to be, as of a tick
+	movedAcks uint64
+
 	savedChanges uint64
 	savedAt      position
 	savedTime    time.Time

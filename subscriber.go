@@ -49,6 +49,7 @@ type SubscriberConfig struct {
 	NackDelay     time.Duration // before a nacked message is delivered again: 100 ms, doubling; negative = 1 ms
 	MaxNackDelay  time.Duration // where the doubling ends: 10 s
 	CloseTimeout  time.Duration // what delivered messages get to finish in: 5 s; Close returns within it + 2 s
+	StalledAfter  time.Duration // rows of a shard and no ack for so long is what Healthy complains about: 30 s
 
 	ReadPool    *pgxpool.Pool // a replica for reading pages; not supported yet
 	LockConn    string        // DSN of the lock session, "" = the pool's own
