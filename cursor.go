@@ -1,6 +1,9 @@
 package pgoutbox
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // position is a place in the order in which the rows of a shard are emitted: everything of the batch up to id last, and
 // everything of the batches before it.
@@ -67,8 +70,7 @@ func (c *cursor) restore(e *entry) {
 
 // prepend adds rows that were parked, in order, before everything else: their time was long ago.
 func (c *cursor) prepend(list []*entry) {
-	for i := len(list) - 1; i >= 0; i-- {
-		e := list[i]
+	for _, e := range slices.Backward(list) {
 		e.next = c.head
 		if c.head == nil {
 			c.tail = e

@@ -227,16 +227,15 @@ func (f *fifo) pop() *entry {
 }
 
 // remove takes a row out of the middle. It looks through everything, which is fine for what is rare.
-func (f *fifo) remove(e *entry) bool {
+func (f *fifo) remove(e *entry) {
 	i := slices.Index(f.rows[f.head:], e)
 	if i < 0 {
-		return false
+		return
 	}
 	f.rows = slices.Delete(f.rows, f.head+i, f.head+i+1)
 	if f.head == len(f.rows) {
 		f.rows, f.head = f.rows[:0], 0
 	}
-	return true
 }
 
 func (f *fifo) has(e *entry) bool { return slices.Contains(f.rows[f.head:], e) }

@@ -69,14 +69,14 @@ func TestReadmeShowsThisProgram(t *testing.T) {
 }
 
 func TestReadmeShowsOnlyCodeThatCompiles(t *testing.T) {
-	compiled := read(t, "../../example_test.go")
+	compiled := read(t, "../../example_test.go") + read(t, "../../integration/brokers/kafka_test.go")
 	for _, block := range blocks(t, "go")[1:] {
 		found := false
-		for indent := "\t"; indent != "\t\t\t\t"; indent += "\t" {
+		for indent := ""; indent != "\t\t\t\t"; indent += "\t" {
 			found = found || strings.Contains(compiled, regexp.MustCompile(`(?m)^(.)`).ReplaceAllString(block, indent+"$1"))
 		}
 		if !found {
-			t.Errorf("not in example_test.go, so perhaps it does not compile:\n%s", block)
+			t.Errorf("not in example_test.go or integration/brokers, so perhaps it does not compile:\n%s", block)
 		}
 	}
 }
@@ -125,7 +125,7 @@ func TestProgramForwardsItsOrder(t *testing.T) {
 // a Publisher, what the other forwards.
 func TestSQLOfTheReadme(t *testing.T) {
 	sql := blocks(t, "sql")
-	insert, grants := sql[0], sql[1]
+	insert, parked, grants := sql[0], sql[1], sql[2]
 	dsn := pgserver.Database(t)
 	admin := pgserver.Pool(t, dsn)
 	if err := pgoutbox.Migrate(t.Context(), admin, pgoutbox.SchemaConfig{}); err != nil {
@@ -136,6 +136,7 @@ func TestSQLOfTheReadme(t *testing.T) {
 	execute(t, admin, grants)
 
 	execute(t, shop, insert)
+	execute(t, relay, parked)
 	pub, err := pgoutbox.NewPublisher(shop, pgoutbox.PublisherConfig{}, nil)
 	if err != nil {
 		t.Fatal(err)

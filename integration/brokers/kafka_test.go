@@ -3,9 +3,7 @@ package brokers
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/IBM/sarama"
@@ -236,22 +234,5 @@ func TestFC26_DefaultMarshalerLosesTheKey(t *testing.T) {
 	}
 	if torn == 0 {
 		t.Error("no key is torn apart: the warning is wrong")
-	}
-}
-
-// What the README tells users to copy is what the tests run.
-func TestReadmeShowsTheMarshaler(t *testing.T) {
-	here, err := os.ReadFile("kafka_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	readme, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, code, _ := strings.Cut(string(here), "type byOrderingKey")
-	code, _, _ = strings.Cut(code, "\n}\n")
-	if !strings.Contains(string(readme), "type byOrderingKey"+code) {
-		t.Error("the README shows another marshaler")
 	}
 }
