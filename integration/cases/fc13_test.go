@@ -65,7 +65,7 @@ func closeTimeout(c *pgoutbox.SubscriberConfig) {
 func closeUnacked(t *testing.T, ob *outbox, reads, acks bool, breakIt func() (mend func())) {
 	s := newSink()
 	r := ob.reader(t, closeTimeout)
-	messages := r.open(t, t.Context(), outboxtest.Topic)
+	messages := r.open(t, t.Context())
 	ob.AwaitLocks(16)
 	ob.put(t, "key", "m1")
 	var consumer sync.WaitGroup

@@ -74,7 +74,7 @@ func mix(t *testing.T, r *reader) (subscribed int) {
 func subscribeBriefly(t *testing.T, r *reader) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), rand.N(400*time.Millisecond))
 	defer cancel()
-	messages, err := r.tryOpen(ctx, outboxtest.Topic)
+	messages, err := r.tryOpen(ctx)
 	if errors.Is(err, pgoutbox.ErrClosed) || (err != nil && ctx.Err() != nil) {
 		return false
 	}

@@ -75,7 +75,7 @@ func (r *reader) subscribe(t testing.TB, name string, s *sink, handle handler) *
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	messages := r.open(t, ctx, outboxtest.Topic)
+	messages := r.open(t, ctx)
 	out := &subscription{cancel: cancel, ended: make(chan struct{})}
 	go func() { // owned by who waits for ended; Close at the end of the test ends it in any case
 		defer close(out.ended)
@@ -97,14 +97,14 @@ func (r *reader) subscribe(t testing.TB, name string, s *sink, handle handler) *
 }
 
 // open subscribes so that all goroutines of the library bear the reader's label.
-func (r *reader) open(t testing.TB, ctx context.Context, topic string) <-chan *message.Message {
+func (r *reader) open(t testing.TB, ctx context.Context) <-chan *message.Message {
 	t.Helper()
-	messages, err := r.tryOpen(ctx, outboxtest.Topic)
+	messages, err := r.tryOpen(ctx)
 	must(t, err)
 	return messages
 }
 
-func (r *reader) tryOpen(ctx context.Context, topic string) (messages <-chan *message.Message, err error) {
+func (r *reader) tryOpen(ctx context.Context) (messages <-chan *message.Message, err error) {
 	pprof.Do(context.Background(), pprof.Labels("reader", r.label), func(context.Context) {
 		messages, err = r.sub.Subscribe(ctx, outboxtest.Topic)
 	})

@@ -11,7 +11,7 @@ import (
 
 // historySQL keeps every state that a cursor row ever had, in order.
 const historySQL = `
-CREATE TABLE cursor_log AS SELECT * FROM outbox_cursors WITH NO DATA;
+CREATE TABLE cursor_log (LIKE outbox_cursors);
 ALTER TABLE cursor_log ADD COLUMN n bigint GENERATED ALWAYS AS IDENTITY;
 CREATE FUNCTION log_cursor() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
