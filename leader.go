@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -216,14 +217,15 @@ func (g *leadership) tickDue() time.Time {
 	if g.urgent {
 		return g.lastTick.Add(busyGap)
 	}
-	leading := false
-	for _, c := range g.claims {
-		leading = leading || len(c.held) > 0
-	}
-	if !leading {
+	if !g.leading() {
 		return g.lastTick.Add(g.limits.keepAlive()) // whoever stands by only tries the locks
 	}
 	return g.lastTick.Add(min(g.poll, g.limits.keepAlive()))
+}
+
+// leading reports whether any shard is led. mu is held.
+func (g *leadership) leading() bool {
+	return slices.ContainsFunc(g.claims, func(c *claim) bool { return len(c.held) > 0 })
 }
 
 // wait sleeps on the socket until something is due or wake is called.

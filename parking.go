@@ -29,6 +29,7 @@ type trouble struct {
 	wholeKey bool      // the row is parked together with its key
 	unparked bool      // the row was parked and is back: it goes out although its key is parked
 	suspect  bool      // the row may have been out when a leader ended without giving the shard back
+	behind   bool      // of the suspects, one behind the stored position
 	hopeless bool      // leaders ended with the row alone out: it is parked before it goes out once more
 }
 

@@ -16,6 +16,7 @@ func (g *leadership) tick(ctx context.Context, s *session) error {
 	g.mu.Lock()
 	g.urgent = false
 	claims := slices.Clone(g.claims)
+	leading := g.leading()
 	g.mu.Unlock()
 
 	sent := time.Now()
@@ -24,7 +25,7 @@ func (g *leadership) tick(ctx context.Context, s *session) error {
 	ticks := len(requests)
 	writes, packs := g.dueSaves(s, claims, sent)
 	requests = append(requests, writes...)
-	looks := !g.lockOnly && !sent.Before(g.nextLook)
+	looks := leading && !g.lockOnly && !sent.Before(g.nextLook)
 	if looks {
 		g.nextLook = sent.Add(lookInterval)
 		requests = append(requests, request{sql: g.queries.unparkedShards, frequent: true})

@@ -13,10 +13,12 @@ import (
 // which one it is. A leader that ends with one row out alone blames that row; at MaxAttempts such ends it is parked.
 //
 // Rows that were never out wait meanwhile. A row that neither comes back nor ends the process within suspectPatience does not
-// hold up the rest: its shard goes on as usual.
+// hold up the rest: its shard goes on as usual. Rows that may have been out only because the last save did not tell, which are
+// many, are suspects no longer than that after the take-over.
 type quarantine struct {
-	suspects int     // rows that may have been out
-	more     int     // rows fetched next that may have been out too: emitted after the last save
+	suspects int // rows that may have been out
+	more     int // rows fetched next that may have been out too: emitted after the last save
+	began    time.Time
 	single   *flight // the suspect that is out
 	blamed   *entry  // the row that was out alone when the last leader ended
 	deaths   int     // how many leaders ended so with it
@@ -86,14 +88,15 @@ func (sh *shard) suspectAfter(row stored, pending []*entry) {
 		t.suspect = true
 		sh.suspects++
 	}
-	sh.more = min(suspectMost, sh.reader.outMost)
+	sh.more, sh.began = suspectMost, time.Now()
 }
 
 // suspectNext suspects a row that was fetched from behind the stored position.
 func (sh *shard) suspectNext(e *entry) {
 	if sh.more > 0 {
 		sh.more--
-		e.troubled().suspect = true
+		t := e.troubled()
+		t.suspect, t.behind = true, true
 		sh.suspects++
 	}
 }
@@ -112,9 +115,9 @@ func (sh *shard) cleared(e *entry) {
 // absolve ends the quarantine: somebody has been waiting for too long.
 func (sh *shard) absolve() {
 	sh.suspects, sh.more, sh.blamed = 0, 0, nil
-	if sh.single != nil {
-		isolated.free(sh.single)
+	if f := sh.single; f != nil {
 		sh.single = nil
+		sh.reader.workers.Go(func() { sh.reader.unmark(f) })
 	}
 }
 
@@ -125,7 +128,7 @@ func (sh *shard) nextSuspect(now time.Time) (e *entry, wait bool) {
 		return nil, false
 	}
 	if sh.single == nil {
-		if e = sh.readySuspect(); e == nil {
+		if e = sh.readySuspect(now.Sub(sh.began) > suspectPatience); e == nil {
 			sh.waiting = time.Time{}
 			return nil, sh.blamed != nil && sh.blamed.stage != stageWaiting // its payload is being read
 		}
@@ -143,7 +146,7 @@ func (sh *shard) nextSuspect(now time.Time) (e *entry, wait bool) {
 	return nil, true
 }
 
-func (sh *shard) readySuspect() *entry {
+func (sh *shard) readySuspect(late bool) *entry {
 	if sh.blamed != nil {
 		if sh.queue.ready.has(sh.blamed) {
 			return sh.blamed
@@ -153,6 +156,9 @@ func (sh *shard) readySuspect() *entry {
 		}
 	}
 	for _, e := range sh.queue.ready.rows[sh.queue.ready.head:] {
+		if late && e.trouble != nil && e.trouble.behind {
+			sh.cleared(e)
+		}
 		if e.trouble != nil && (e.trouble.suspect || e.trouble.hopeless) {
 			return e
 		}
@@ -193,12 +199,7 @@ func (sh *shard) suspectNow() suspect {
 // mark stores which row is about to go out alone. False: it must not go.
 func (r *reader) mark(f *flight) bool {
 	sh := f.shard
-	stored, err := do(sh.context, r.leadership, true, func(ctx context.Context, s *session) (bool, error) {
-		r.mu.Lock()
-		v := sh.saveOf(sh.cursor.state())
-		r.mu.Unlock()
-		return r.leadership.storeDurably(ctx, s, v)
-	})
+	stored, err := r.storeMark(sh)
 	switch {
 	case stored:
 		return true
@@ -208,6 +209,28 @@ func (r *reader) mark(f *flight) bool {
 		r.failed(f, errors.Join(errors.New("the row was not stored as the one that is out"), err), false)
 	}
 	return false
+}
+
+// unmark ends the turn of a row that was out alone. The place is free only when the row is no longer stored as the one that is
+// out: it would be blamed for what the next suspect, of another shard, does to the process.
+func (r *reader) unmark(f *flight) {
+	sh := f.shard
+	for sh.context.Err() == nil {
+		if stored, err := r.storeMark(sh); stored || errors.Is(err, ErrClosed) {
+			break
+		}
+		pause(sh.context, jitter(moveRetry))
+	}
+	isolated.free(f)
+}
+
+func (r *reader) storeMark(sh *shard) (bool, error) {
+	return do(sh.context, r.leadership, true, func(ctx context.Context, s *session) (bool, error) {
+		r.mu.Lock()
+		v := sh.saveOf(sh.cursor.state())
+		r.mu.Unlock()
+		return r.leadership.storeDurably(ctx, s, v)
+	})
 }
 
 // quarantined looks after shards in quarantine, whose workers may wait for something that only time brings.

@@ -36,7 +36,11 @@ func (r *reader) work() {
 		if run == nil {
 			return
 		}
-		if f := run[0]; f.single && !r.mark(f) {
+		if f := run[0]; f.single {
+			if r.mark(f) {
+				r.sink(run)
+			}
+			r.unmark(f)
 			continue
 		}
 		r.sink(run)
@@ -155,8 +159,6 @@ func (r *reader) leave(f *flight) {
 	f.shard.cleared(f.entry)
 	if f.shard.single == f {
 		f.shard.single = nil
-		f.shard.cursor.changes++ // it is no longer the one that is out, which is stored
-		isolated.free(f)
 	}
 	if f.size > inlineLimit {
 		f.shard.heavy -= f.size

@@ -27,6 +27,7 @@ type Cursor struct {
 	Term     int64
 	Upto     Snapshot // of the batch; between batches of the last one
 	Last     int64    // math.MaxInt64 between batches
+	Before   int64    // the high mark of the batch before
 	Pending  []int64
 }
 
@@ -39,12 +40,12 @@ type Snapshot struct {
 
 // An idle cursor is compared by what it will read from next, so both forms of a row come out as one.
 const cursorColumns = `consumer_id, shard, term, coalesce(upto_low, after_low), coalesce(upto_high, after_high),
-	coalesce(upto_snapshot, after_snapshot)::text, upto_snapshot IS NULL, last_id, pending`
+	coalesce(upto_snapshot, after_snapshot)::text, upto_snapshot IS NULL, last_id, pending, after_high`
 
 func scanCursor(row pgx.CollectableRow) (Cursor, error) {
 	var c Cursor
 	var between bool
-	if err := row.Scan(&c.Consumer, &c.Shard, &c.Term, &c.Upto.Low, &c.Upto.High, &c.Upto.text, &between, &c.Last, &c.Pending); err != nil {
+	if err := row.Scan(&c.Consumer, &c.Shard, &c.Term, &c.Upto.Low, &c.Upto.High, &c.Upto.text, &between, &c.Last, &c.Pending, &c.Before); err != nil {
 		return c, err
 	}
 	if between {
@@ -88,8 +89,8 @@ func (o *Outbox) readCursors(sql string) []Cursor {
 	return out
 }
 
-// Past reports whether a row that committed before the batch was begun lies at or before the position.
-func (c Cursor) Past(id int64) bool { return c.Upto.High >= id && c.Last >= id }
+// Past reports whether a row that committed before the batches here were begun lies at or before the position.
+func (c Cursor) Past(id int64) bool { return c.Before >= id || (c.Upto.High >= id && c.Last >= id) }
 
 // MustNotGoBack fails the test if a position was ever stored after a later one (CURSOR-MONO), and returns how many it compared.
 func (o *Outbox) MustNotGoBack() int {

@@ -78,6 +78,9 @@ func (p Process) Run(ctx context.Context, dsn string, deliver Deliver) error {
 	if errors.Is(context.Cause(ctx), ErrKilled) {
 		return nil
 	}
+	if ended := new(exec.ExitError); err == nil && ctx.Err() != nil && errors.As(waitErr, &ended) && endedBy(ended, syscall.SIGTERM) {
+		return nil // it was asked to stop before it could listen
+	}
 	if waitErr != nil && err == nil {
 		return fmt.Errorf("child %s: %w; it said: %s", p.Role, waitErr, said.last)
 	}
@@ -107,6 +110,11 @@ func (p Process) talk(handling context.Context, running *sync.WaitGroup, from io
 			_ = answer.Encode(reply{r.N, ok}) // a child that is gone needs no answer
 		})
 	}
+}
+
+func endedBy(err *exec.ExitError, signal syscall.Signal) bool {
+	status, ok := err.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == signal
 }
 
 // endChild waits for ctx and then ends the child in the way that its cause wants, unless it is gone first.

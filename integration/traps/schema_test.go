@@ -154,7 +154,7 @@ func TestRowLevelSecurityIsLoud(t *testing.T) {
 	})
 	db.Exec("ALTER TABLE outbox OWNER TO " + role) // an owner is exempt, unless FORCE says otherwise
 	db.Exec("GRANT USAGE ON SCHEMA public TO " + role)
-	db.Exec("GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO " + role)
+	db.Exec("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO " + role)
 	db.Exec("GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO " + role)
 	db.Exec("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY; ALTER TABLE outbox FORCE ROW LEVEL SECURITY")
 	db.put(db.Pool, "row 1", "row 2")

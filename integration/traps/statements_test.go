@@ -82,6 +82,7 @@ var kinds = []struct{ name, piece string }{
 	{"late xids", "WITH chunk AS"},
 	{"late rows", "AS finished (xid)"},
 	{"by id", "WHERE id = ANY ($1"},
+	{"unpark look", "WHERE unpark"},
 	{"save", `UPDATE "public"."outbox_cursors"`},
 }
 
@@ -211,7 +212,7 @@ func (db *outbox) ticks(n int) {
 func isTicks(t *testing.T, all []statement) {
 	t.Helper()
 	order := []string{"alive", "mark", "snapshot", "mark"}
-	at, probes := -1, 0
+	at, probes, looks := -1, 0, 0
 	transactions := map[string]bool{}
 	for _, s := range all {
 		if s.pid != all[0].pid || !strings.HasPrefix(s.application, "pgoutbox ") {
@@ -224,6 +225,10 @@ func isTicks(t *testing.T, all []statement) {
 		kind := s.kind()
 		if kind == "probe" && (at == -1 || at == 3) {
 			probes++
+			continue
+		}
+		if kind == "unpark look" && (at == -1 || at == 3) {
+			looks++
 			continue
 		}
 		if at == -1 { // where the recording began
@@ -242,6 +247,9 @@ func isTicks(t *testing.T, all []statement) {
 	elapsed := all[len(all)-1].at.Sub(all[0].at)
 	if most := 1 + int(elapsed/(10*time.Second)); probes > most {
 		t.Errorf("%d looks for ids above the sequence in %v", probes, elapsed)
+	}
+	if most := 1 + int(elapsed/time.Second); looks > most {
+		t.Errorf("%d looks for parked rows in %v", looks, elapsed)
 	}
 	if n, most := count(all)["alive"], int(elapsed/idlePoll)+2; n > most {
 		t.Errorf("%d ticks in %v, at a poll interval of %v", n, elapsed, idlePoll)
