@@ -45,14 +45,15 @@ const cursorColumns = `consumer_id, shard, term, coalesce(upto_low, after_low), 
 func scanCursor(row pgx.CollectableRow) (Cursor, error) {
 	var c Cursor
 	var between bool
-	if err := row.Scan(&c.Consumer, &c.Shard, &c.Term, &c.Upto.Low, &c.Upto.High, &c.Upto.text, &between, &c.Last, &c.Pending, &c.Before); err != nil {
+	err := row.Scan(&c.Consumer, &c.Shard, &c.Term, &c.Upto.Low, &c.Upto.High, &c.Upto.text,
+		&between, &c.Last, &c.Pending, &c.Before)
+	if err != nil {
 		return c, err
 	}
 	if between {
 		c.Last = math.MaxInt64
 	}
 	parts := strings.Split(c.Upto.text, ":")
-	var err error
 	if c.Upto.Xmax, err = strconv.ParseInt(parts[1], 10, 64); err != nil {
 		return c, err
 	}
