@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // acquire tries for every shard that is wanted, without waiting for any.
@@ -88,7 +90,7 @@ func (g *leadership) takeOver(ctx context.Context, s *session, c *claim, shards 
 	}
 	requests := []request{{sql: g.queries.takeOver, args: []any{c.consumer, numbers, g.owner, s.token}, durable: true}}
 	if !g.lockOnly { // after it: what the leader before us parks from now on is refused
-		requests = append(requests, request{sql: g.queries.parkedKeys, args: []any{c.consumer, numbers}})
+		requests = append(requests, request{sql: g.queries.parkedKeys, args: []any{c.consumer, numbers}}, request{sql: g.queries.xmax})
 	}
 	results, err := s.roundTrip(ctx, requests...)
 	if err != nil {
@@ -108,16 +110,14 @@ func (g *leadership) takeOver(ctx context.Context, s *session, c *claim, shards 
 			return fmt.Errorf("read a cursor of consumer %d: %w", c.consumer, err)
 		}
 		shards = slices.DeleteFunc(shards, func(shard int) bool { return shard == rows[i].shard })
-		g.high = max(g.high, rows[i].at.batch.after.high, rows[i].at.batch.upto.high)
 	}
 	if !g.lockOnly {
-		for _, columns := range results[1].Rows {
-			for i := range rows {
-				if strconv.Itoa(rows[i].shard) == string(columns[0]) {
-					rows[i].parkedKeys = append(rows[i].parkedKeys, string(columns[1]))
-				}
-			}
+		if rows, err = g.begun(ctx, s, c, rows, results[1:]); err != nil {
+			return err
 		}
+	}
+	for _, row := range rows {
+		g.high = max(g.high, row.at.batch.after.high, row.at.batch.upto.high)
 	}
 	g.nextProbe, g.lastTick = time.Time{}, time.Time{} // the first tick of a term looks for stray ids, and comes at once
 	if err := g.handOver(c, rows); err != nil {
@@ -129,6 +129,36 @@ func (g *leadership) takeOver(ctx context.Context, s *session, c *claim, shards 
 	}
 	g.report.info("leading", map[string]any{"consumer": c.consumer, "shards": len(rows)})
 	return nil
+}
+
+// begun completes the positions of shards whose term began, and gives back those whose position this server cannot read.
+func (g *leadership) begun(ctx context.Context, s *session, c *claim, rows []stored, results []*pgconn.Result) ([]stored, error) {
+	xmax, err := strconv.ParseUint(string(results[1].Rows[0][0]), 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("read where the server is: %w", err)
+	}
+	var refused []int
+	rows = slices.DeleteFunc(rows, func(row stored) bool {
+		err := g.date(row.at, xmax)
+		if err != nil {
+			refused = append(refused, row.shard)
+			err = fmt.Errorf("shard %d of consumer %d is not led: %w", row.shard, c.consumer, err)
+			g.reportFailed("a shard is not led", err)
+			g.wrong(c.what(), err)
+		}
+		return err != nil
+	})
+	for _, columns := range results[0].Rows {
+		for i := range rows {
+			if strconv.Itoa(rows[i].shard) == string(columns[0]) {
+				rows[i].parkedKeys = append(rows[i].parkedKeys, string(columns[1]))
+			}
+		}
+	}
+	if len(refused) > 0 {
+		return rows, g.unlock(ctx, s, c.locks(refused))
+	}
+	return rows, nil
 }
 
 func (g *leadership) handOver(c *claim, rows []stored) error {

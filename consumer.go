@@ -61,30 +61,6 @@ func (g *leadership) inspect(ctx context.Context, s *session) error {
 	return g.checkServer(ctx, s)
 }
 
-// checkServer compares the server with the one that the transaction ids in the table belong to. Read on another server they
-// would mean nothing, and rows would be skipped in silence.
-func (g *leadership) checkServer(ctx context.Context, s *session) error {
-	epoch, err := s.ask(ctx, g.queries.epoch)
-	if err != nil {
-		return fmt.Errorf("read the epoch: %w", err)
-	}
-	identity, err := s.ask(ctx, g.queries.identity)
-	if hasCode(err, codeInsufficientPrivilege) || (err == nil && (epoch == nil || epoch[1] == "")) {
-		g.reportOnce("the server's identity is unknown, so a restore into another server would not be noticed", map[string]any{
-			"grant": "EXECUTE ON FUNCTION pg_control_system()",
-		})
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read the server's identity: %w", err)
-	}
-	if epoch[1] != identity[0] {
-		return permanent(fmt.Errorf("the outbox was written on another server (system identifier %s, this one is %s): its transaction "+
-			"ids mean nothing here, so no shard is led", epoch[1], identity[0]))
-	}
-	return nil
-}
-
 func (g *leadership) reportOnce(what string, fields map[string]any) {
 	if _, told := g.lastReport[what]; !told {
 		g.lastReport[what] = time.Now()

@@ -26,7 +26,8 @@ func (p position) covers(earlier position) bool {
 	if p == earlier {
 		return true
 	}
-	return p.atEnd() && earlier.atEnd() && p.batch.upto.low == earlier.batch.upto.low && p.batch.upto.high == earlier.batch.upto.high
+	at, before := p.batch.upto, earlier.batch.upto
+	return p.atEnd() && earlier.atEnd() && at.epoch == before.epoch && at.low == before.low && at.high == before.high
 }
 
 // entry is one row between being fetched and being acked.

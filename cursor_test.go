@@ -142,6 +142,7 @@ type savedGame struct {
 
 func newCursorGame(t testing.TB, d *dice) *cursorGame {
 	h := newHistory(d, d.roll(2) == 0)
+	h.moves = true
 	g := &cursorGame{
 		history: h, t: t, ticker: &ticker{history: h}, cursor: newCursor(between(sawNothing())),
 		begun: map[int64]bool{}, acked: map[int64]bool{}, out: map[int64]bool{}, sizes: map[int]int{},
@@ -329,7 +330,17 @@ func (g *cursorGame) crash(from savedGame) {
 		g.t.Fatalf("%q was read and stored again as %q", from.columns, again)
 	}
 	g.crashes++
-	g.ticker.high, g.ticker.stray, g.ticker.step = max(row.at.batch.after.high, row.at.batch.upto.high), 0, 0
+	if g.roll(3) == 0 {
+		g.move()
+	}
+	now, err := parseSnapshot(g.history.snapshot())
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	if err := (&leadership{epochs: g.epochs}).date(row.at, now.xmax); err != nil {
+		g.t.Fatal(err)
+	}
+	g.ticker.restart(max(row.at.batch.after.high, row.at.batch.upto.high))
 	g.tick, g.ticked = tick{}, g.ticker.n
 	g.begun, g.acked = maps.Clone(from.acked), maps.Clone(from.acked)
 	g.cursor, g.order = newCursor(row.at), nil
@@ -396,7 +407,7 @@ func FuzzCursorRepeatsWhatWasNotAckedWhenItWasStored(f *testing.F) {
 }
 
 func TestCursorRepeatsWhatWasNotAckedWhenItWasStored(t *testing.T) {
-	var rows, crashes, repeats int
+	var rows, crashes, moves, repeats int
 	sizes := map[int]int{}
 	for seed := range uint64(40) {
 		g := newCursorGame(t, randomDice(seed, 3000))
@@ -404,13 +415,13 @@ func TestCursorRepeatsWhatWasNotAckedWhenItWasStored(t *testing.T) {
 			g.play()
 		}
 		g.finish()
-		rows, crashes, repeats = rows+len(g.out), crashes+g.crashes, repeats+g.repeats
+		rows, crashes, moves, repeats = rows+len(g.out), crashes+g.crashes, moves+g.moved, repeats+g.repeats
 		for size, n := range g.sizes {
 			sizes[size] += n
 		}
 	}
-	t.Logf("%d rows, %d crashes, %d repeats, sizes of saves %v", rows, crashes, repeats, sizes)
-	if crashes == 0 || repeats == 0 || sizes[0] == 0 || len(sizes) < 5 {
+	t.Logf("%d rows, %d crashes, %d moves, %d repeats, sizes of saves %v", rows, crashes, moves, repeats, sizes)
+	if crashes == 0 || moves == 0 || repeats == 0 || sizes[0] == 0 || len(sizes) < 5 {
 		t.Error("the game does not get to where it matters")
 	}
 }

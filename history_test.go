@@ -38,6 +38,10 @@ func (d *dice) roll(sides int) int {
 type history struct {
 	*dice
 
+	moves  bool  // to another server, now and then
+	epoch  epoch // that the reader knows of
+	epochs []epoch
+	moved  int    // servers so far
 	strays bool   // some rows have an id that the sequence did not hand out
 	drawn  int64  // the sequence's last value
 	next   uint64 // the xid handed out next
@@ -66,7 +70,7 @@ const firstXid = 740
 
 func newHistory(d *dice, strays bool) *history {
 	return &history{
-		dice: d, strays: strays, next: firstXid, ended: firstXid - 1,
+		dice: d, strays: strays, next: firstXid, ended: firstXid - 1, epoch: here, epochs: []epoch{here},
 		locks: map[string]*transaction{}, byID: map[int64]*historyRow{},
 	}
 }
@@ -161,6 +165,33 @@ func (h *history) end(tx *transaction, commit bool) {
 		}
 	}
 	h.open = slices.DeleteFunc(h.open, func(other *transaction) bool { return other == tx })
+}
+
+// move changes to another server, which has what was committed and hands out other transaction ids. Some rows are written there
+// before the first reader comes. It waits for those that write, as a lock on the table makes it, and begins an epoch.
+func (h *history) move() {
+	h.moved++
+	for len(h.open) > 0 {
+		h.end(h.open[0], false)
+	}
+	for _, row := range h.rows {
+		h.drawn = max(h.drawn, row.id) // or the reader would refuse
+	}
+	h.next = uint64(3 + h.roll(2*firstXid))
+	h.ended = h.next - 1
+	for range h.roll(8) {
+		h.event()
+	}
+	for _, tx := range slices.Clone(h.open) {
+		if len(tx.rows) > 0 {
+			h.end(tx, h.roll(4) > 0)
+		}
+	}
+	for _, row := range h.rows {
+		h.drawn = max(h.drawn, row.id)
+	}
+	h.epoch = epoch{number: h.epoch.number + 1, first: h.drawn + 1}
+	h.epochs = append(h.epochs, h.epoch)
 }
 
 // settle ends everything that is open, and burns transaction ids up to the last one that a row bears.
@@ -266,6 +297,9 @@ func (t *ticker) advance() (tick, bool) {
 	return tick{}, false
 }
 
+// restart is a new session, which knows the stored positions only.
+func (t *ticker) restart(high int64) { t.step, t.high, t.stray = 0, high, 0 }
+
 // probe is the look for ids above the sequence.
 func (t *ticker) probe() {
 	for _, row := range t.committed(func(*historyRow) bool { return true }) {
@@ -274,7 +308,7 @@ func (t *ticker) probe() {
 }
 
 func (t *ticker) read() tick {
-	out, err := readTick(t.low, t.text, t.last, t.high, t.stray)
+	out, err := readTick(t.low, t.text, t.last, t.epoch, t.high, t.stray)
 	if err != nil {
 		panic(err)
 	}

@@ -3,6 +3,7 @@ package pgoutbox
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -20,14 +21,14 @@ func mayBeStored(err error) bool {
 // explain adds what was attempted, and what to do about the errors that users meet first.
 func (n names) explain(err error, messages int) error {
 	attempt := fmt.Sprintf("insert %d messages into %s", messages, n.quoted(""))
-	if hint := n.hint(sqlState(err)); hint != "" {
+	if hint := n.hint(err); hint != "" {
 		return fmt.Errorf("%s: %w (%s)", attempt, err, hint)
 	}
 	return fmt.Errorf("%s: %w", attempt, err)
 }
 
-func (n names) hint(state string) string {
-	switch state {
+func (n names) hint(err error) string {
+	switch sqlState(err) {
 	case "42P01", "3F000": // undefined_table, invalid_schema_name
 		return "the outbox is not there: run Migrate, or what SchemaSQL returns, in this database"
 	case "42703": // undefined_column
@@ -37,6 +38,11 @@ func (n names) hint(state string) string {
 			"a policy that lets the rows in where row-level security is on", quoteIdentifier(n.schema), n.quoted(""))
 	case "25P02": // in_failed_sql_transaction
 		return "an earlier statement of this transaction failed: roll back, its error says why"
+	case "23505": // unique_violation
+		if strings.Contains(err.Error(), n.table+"_pkey") {
+			return fmt.Sprintf("the sequence stands below the table's rows, as after a copy that left it behind: SELECT setval(%s, "+
+				"(SELECT max(id) FROM %s))", quoteLiteral(n.quoted("_id_seq")), n.quoted(""))
+		}
 	case "25006": // read_only_sql_transaction
 		return "the transaction is read-only, or the server is a standby"
 	}

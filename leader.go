@@ -39,9 +39,10 @@ type leadership struct {
 	answered atomic.Pointer[time.Time] // when the last answered poll was sent; nil: nothing is led
 
 	// The session goroutine's own.
-	n          uint64 // ticks
-	high       int64  // the highest id that counts as visible
-	stray      int64  // the highest committed id that was probed
+	epochs     []epoch // the servers that held the outbox, this one last
+	n          uint64  // ticks
+	high       int64   // the highest id that counts as visible
+	stray      int64   // the highest committed id that was probed
 	lastTick   time.Time
 	nextProbe  time.Time
 	nextLook   time.Time // for parked rows that are asked for
@@ -90,9 +91,9 @@ type claim struct {
 }
 
 type leaderQueries struct {
-	alive, mark, snapshot, probe, lock, unlock, holder, takeOver, save, stage, release string
-	check, epoch, identity, consumer, createConsumer                                   string
-	park, parkedKeys, unpark, unparkKeys, unparkedRows, unparkedShards                 string
+	alive, mark, snapshot, xmax, probe, lock, unlock, holder, takeOver, save, stage, release string
+	check, epochs, identity, rebaseLock, rebaseMarks, rebase, consumer, createConsumer       string
+	park, parkedKeys, unpark, unparkKeys, unparkedRows, unparkedShards                       string
 }
 
 const (
@@ -113,10 +114,11 @@ func newLeadership(cfg leadershipConfig) *leadership {
 	return &leadership{
 		leadershipConfig: cfg,
 		queries: leaderQueries{
-			alive: n.query("tick_alive"), mark: n.query("tick_mark"), snapshot: n.query("tick_snapshot"),
+			alive: n.query("tick_alive"), mark: n.query("tick_mark"), snapshot: n.query("tick_snapshot"), xmax: n.query("xmax"),
 			probe: n.query("tick_stray"), lock: n.query("lock"), unlock: n.query("unlock"), holder: n.query("lock_holder"),
 			takeOver: n.query("take_over"), save: n.query("save"), stage: n.query("stage"),
-			check: n.query("check"), epoch: n.query("epoch"), identity: n.query("system_identifier"),
+			check: n.query("check"), epochs: n.query("epochs"), identity: n.query("system_identifier"),
+			rebaseLock: n.query("rebase_lock"), rebaseMarks: n.query("rebase_marks"), rebase: n.query("rebase"),
 			consumer: n.query("consumer"), createConsumer: n.query("create_consumer"), release: n.query("release"),
 			park: n.query("park"), parkedKeys: n.query("parked_keys"), unpark: n.query("unpark"), unparkKeys: n.query("unpark_keys"),
 			unparkedRows: n.query("unparked_rows"), unparkedShards: n.query("unparked_shards"),

@@ -147,7 +147,7 @@ func (g *leadership) readTick(results []*pgconn.Result) (tick, error) {
 		}
 		g.stray = max(g.stray, highest)
 	}
-	t, err := readTick(values[0], values[1], values[2], g.high, g.stray)
+	t, err := readTick(values[0], values[1], values[2], g.epoch(), g.high, g.stray)
 	if err != nil {
 		return tick{}, err
 	}

@@ -64,7 +64,7 @@ func TestPayloadThatGrewIsReadAsALargeOne(t *testing.T) {
 
 func TestStrayRowIsNotForgottenWhenTheSequencePassesIt(t *testing.T) {
 	after := snapshot{epoch: firstEpoch, low: 18, high: 24, xmax: 757}
-	tick, err := readTick("28", "757:757:", "28", 24, 25) // 25 was probed; an open transaction drew ids up to 28
+	tick, err := readTick("28", "757:757:", "28", here, 24, 25) // 25 was probed; an open transaction drew ids up to 28
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,8 @@ import (
 // was running, or had yet to begin, at the tick. An honest row inside it has an id up to high; a row above that was not
 // numbered by the sequence and is not visible until high was raised over it.
 type snapshot struct {
-	epoch     int32 // the server the transaction ids belong to; DESIGN: another server starts them anew
+	epoch     int32 // the server the transaction ids belong to: another one starts them anew
+	first     int64 // of its epoch: what has a lower id had ended when the epoch began
 	low, high int64
 	xmax      uint64   // nothing from here on had ended
 	running   []uint64 // ascending, below xmax: had not ended either
@@ -92,8 +93,11 @@ func (s snapshot) sees(xid uint64) bool {
 }
 
 // visible reports whether a committed row belongs to what the snapshot saw. The bound on the id holds back rows whose
-// transaction id proves nothing, such as rows copied in from an archive, until high was raised over them.
-func (s snapshot) visible(id int64, xid uint64) bool { return id <= s.high && s.sees(xid) }
+// transaction id proves nothing, such as rows copied in from an archive, until high was raised over them. Transaction ids of
+// another epoch are never compared: an id below the first of ours stands for itself, and one of a later epoch is above high.
+func (s snapshot) visible(id int64, xid uint64) bool {
+	return id <= s.high && (id < s.first || s.sees(xid))
+}
 
 // batch is the fixed set of rows that upto sees and after does not, in ascending order of id. Its rows never change, so a
 // reader that stopped in the middle goes on exactly there, in this process or in another.
@@ -107,9 +111,15 @@ func (b *batch) has(id int64, xid uint64) bool {
 	return b.upto.visible(id, xid) && !b.after.visible(id, xid)
 }
 
+// crosses reports whether the batch ends on another server than it began on. Whatever ran on the first has ended then.
+func (b *batch) crosses() bool { return b.after.epoch != b.upto.epoch }
+
 // finished lists the transactions that were running at after and had ended at upto. Their rows may lie anywhere below
 // after.low: only their ids say so.
 func (b *batch) finished() []uint64 {
+	if b.crosses() {
+		return slices.Clone(b.after.running)
+	}
 	var out []uint64
 	for _, xid := range b.after.running {
 		if b.upto.sees(xid) {
@@ -122,7 +132,7 @@ func (b *batch) finished() []uint64 {
 // quiet reports that no transaction ended between after and upto, so the batch is empty without asking the server. stray
 // is the highest id known to lie above the sequence, 0 when there is none.
 func (b *batch) quiet(stray int64) bool {
-	return b.after.xmax == b.upto.xmax && len(b.finished()) == 0 && stray <= b.after.high
+	return !b.crosses() && b.after.xmax == b.upto.xmax && len(b.finished()) == 0 && stray <= b.after.high
 }
 
 func (s snapshot) equal(other snapshot) bool {

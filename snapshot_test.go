@@ -198,6 +198,7 @@ func TestBatchIsQuietWhenNothingEnded(t *testing.T) {
 		{"a new one ended, an older one began before it", snapshot{low: 100, high: 120, xmax: 52, running: []uint64{40, 45, 50}}, 0, false},
 		{"a stray row under the mark", after, 120, true},
 		{"a stray row above it", snapshot{low: 100, high: 121, xmax: 50, running: []uint64{40, 45}}, 121, false},
+		{"another server, with the same numbers", snapshot{epoch: 1, low: 100, high: 120, xmax: 50, running: []uint64{40, 45}}, 0, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -226,6 +227,41 @@ func TestSnapshotsAreEqualWhenTheySeeTheSame(t *testing.T) {
 		if same.equal(other) {
 			t.Errorf("another %s is the same", name)
 		}
+	}
+}
+
+// What the first server's transaction ids say of the first server's rows holds there only.
+func TestBatchCrossesToAnotherServer(t *testing.T) {
+	b := batch{
+		after: snapshot{epoch: 1, low: 100, high: 120, xmax: 900, running: []uint64{850, 899}},
+		upto:  snapshot{epoch: 2, first: 151, low: 160, high: 170, xmax: 50, running: []uint64{45}},
+	}
+	tests := []struct {
+		name string
+		id   int64
+		xid  uint64
+		has  bool
+	}{
+		{"delivered before", 90, 842, false},
+		{"delivered before, with an id that runs here", 90, 45, false},
+		{"ran at the first, so it ended there", 90, 850, true},
+		{"began there after the first", 99, 950, true},
+		{"numbered there after the first", 130, 870, true},
+		{"written here before the epoch", 150, 45, true},
+		{"written here", 151, 48, true},
+		{"runs here", 152, 45, false},
+		{"begins here", 153, 50, false},
+		{"above the mark", 171, 48, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := b.has(tt.id, tt.xid); got != tt.has {
+				t.Errorf("has: %v", got)
+			}
+		})
+	}
+	if got := b.finished(); !slices.Equal(got, []uint64{850, 899}) {
+		t.Errorf("finished %v", got)
 	}
 }
 
@@ -276,6 +312,14 @@ func (r *batchReader) finish() {
 	}
 	r.got = append(r.got, rows...)
 	r.after, r.reading = b.upto, nil
+}
+
+// marks is the highest id that counts as visible.
+func (r *batchReader) marks() int64 {
+	if r.reading != nil {
+		return max(r.after.high, r.reading.upto.high)
+	}
+	return r.after.high
 }
 
 func ids(rows []*historyRow) []int64 {
@@ -345,6 +389,10 @@ func play(t *testing.T, h *history) (ours, number, gated []*historyRow) {
 	var byNumber numberReader
 	var byXid gatedReader
 	for h.left() {
+		if h.moves && h.roll(60) == 0 {
+			h.move()
+			ticker.restart(reader.marks())
+		}
 		switch h.roll(6) {
 		case 0, 1, 2:
 			h.event()
@@ -409,12 +457,35 @@ func TestConsecutiveBatchesDeliverStrayRowsOnce(t *testing.T) {
 	}
 }
 
-func FuzzConsecutiveBatchesDeliverEveryRowOnce(f *testing.F) {
-	for seed := range uint64(4) {
-		f.Add(randomDice(seed, 400).bytes, seed%2 == 0)
+// Another server has the same rows and other transaction ids, and rows of its own before the first reader comes.
+func TestConsecutiveBatchesGoOnOnAnotherServer(t *testing.T) {
+	moved, numberLost, gatedLost := 0, 0, 0
+	for seed := range uint64(300) {
+		h := newHistory(randomDice(seed, 1000), seed%2 == 0)
+		h.moves = true
+		ours, number, gated := play(t, h)
+		if lost, doubled, inverted := judge(h, ours); lost+doubled+inverted > 0 {
+			t.Fatalf("seed %d: lost %d, doubled %d, inverted %d", seed, lost, doubled, inverted)
+		}
+		moved += h.moved
+		lost, _, _ := judge(h, number)
+		numberLost += lost
+		lost, _, _ = judge(h, gated)
+		gatedLost += lost
 	}
-	f.Fuzz(func(t *testing.T, bytes []byte, strays bool) {
+	t.Logf("%d moves; by number %d lost; by transaction %d lost", moved, numberLost, gatedLost)
+	if moved < 300 || gatedLost == 0 {
+		t.Error("the histories do not show what the other reader is known for")
+	}
+}
+
+func FuzzConsecutiveBatchesDeliverEveryRowOnce(f *testing.F) {
+	for seed := range uint64(8) {
+		f.Add(randomDice(seed, 400).bytes, seed%2 == 0, seed%4 > 1)
+	}
+	f.Fuzz(func(t *testing.T, bytes []byte, strays, moves bool) {
 		h := newHistory(&dice{bytes: bytes[:min(len(bytes), 2000)]}, strays)
+		h.moves = moves
 		ours, _, _ := play(t, h)
 		if lost, doubled, inverted := judge(h, ours); lost+doubled+inverted > 0 {
 			t.Fatalf("lost %d, doubled %d, inverted %d", lost, doubled, inverted)

@@ -16,11 +16,12 @@ type tick struct {
 
 // readTick makes a tick of the server's answers. high is the highest id that any earlier tick or stored position counted
 // as visible: marks never fall, or a row in between would be delivered twice.
-func readTick(low, text, last string, high, stray int64) (tick, error) {
+func readTick(low, text, last string, e epoch, high, stray int64) (tick, error) {
 	s, err := parseSnapshot(text)
 	if err != nil {
 		return tick{}, err
 	}
+	s.epoch, s.first = e.number, e.first
 	if s.low, err = strconv.ParseInt(low, 10, 64); err != nil {
 		return tick{}, fmt.Errorf("lower mark: %w", err)
 	}

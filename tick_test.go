@@ -2,6 +2,8 @@ package pgoutbox
 
 import "testing"
 
+var here = epoch{number: firstEpoch}
+
 func TestTickMarksNeverFall(t *testing.T) {
 	tests := []struct {
 		name          string
@@ -20,7 +22,7 @@ func TestTickMarksNeverFall(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := readTick(tt.low, "740:742:740", tt.last, tt.high, tt.stray)
+			got, err := readTick(tt.low, "740:742:740", tt.last, here, tt.high, tt.stray)
 			if err != nil || got.low != tt.wantLow || got.high != tt.want {
 				t.Errorf("got %d to %d (%v), want %d to %d", got.low, got.high, err, tt.wantLow, tt.want)
 			}
@@ -34,7 +36,7 @@ func TestTickMarksNeverFall(t *testing.T) {
 		})
 	}
 	for _, bad := range [][3]string{{"", "1:1:", "1"}, {"1", "", "1"}, {"1", "1:1:", ""}, {"x", "1:1:", "1"}, {"1", "1:1", "1"}, {"1", "1:1:", "9223372036854775808"}} {
-		if got, err := readTick(bad[0], bad[1], bad[2], 0, 0); err == nil {
+		if got, err := readTick(bad[0], bad[1], bad[2], here, 0, 0); err == nil {
 			t.Errorf("%q was read as %+v", bad, got)
 		}
 	}

@@ -72,6 +72,26 @@ func TestEachMissingRightOfAReaderIsNamed(t *testing.T) {
 	})
 }
 
+// On another server a reader needs two rights more, once, and names them one after the other.
+func TestRightsToGoOnOnAnotherServerAreNamed(t *testing.T) {
+	db := newOutbox(t, "box")
+	uuids := db.put(db.Pool, "row", 3)
+	role, pool := db.Role()
+	for _, grant := range append(readerGrants, "EXECUTE ON FUNCTION pg_control_system()") {
+		db.Exec("GRANT " + grant + " TO " + role)
+	}
+	db.Exec(`UPDATE "box"."outbox_epochs" SET system_identifier = 1`)
+	for _, grant := range []string{`UPDATE ON "box"."outbox"`, `INSERT ON "box"."outbox_epochs"`} {
+		for what, err := range db.refusals(pool, db.group("group")) {
+			if what != "Leader.Run" { // it reads no rows
+				says(t, what, err, "GRANT "+grant, "another server")
+			}
+		}
+		db.Exec("GRANT " + grant + " TO " + role)
+	}
+	db.receive(db.subscribe(db.subscriber(pool, db.group("group"))), uuids)
+}
+
 // A reader whose lock session is another role's looks at its rows with the pool's rights. What it lacks there is logged, and read as
 // soon as it is granted: nothing is skipped.
 func TestMissingRightOfThePoolLosesNothing(t *testing.T) {

@@ -25,6 +25,12 @@ const providerVariable = "PGOUTBOX_TEST_PROVIDER"
 // on.
 func ownServer(t testing.TB, settings map[string]string) *pgserver.Server {
 	t.Helper()
+	return ownServerOf(t, "", settings)
+}
+
+// ownServerOf starts one from the programs of a directory, "": those of the other servers.
+func ownServerOf(t testing.TB, binDir string, settings map[string]string) *pgserver.Server {
+	t.Helper()
 	pgserver.Shared(t) // chosen first, as the environment wants it
 	providerMu.Lock()
 	defer providerMu.Unlock()
@@ -39,7 +45,7 @@ func ownServer(t testing.TB, settings map[string]string) *pgserver.Server {
 	}()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	s, err := pgserver.Start(ctx, pgserver.Options{Logf: t.Logf, Settings: settings})
+	s, err := pgserver.Start(ctx, pgserver.Options{Logf: t.Logf, Settings: settings, BinDir: binDir})
 	must(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {

@@ -30,8 +30,11 @@ var binaryDirs = []string{
 	"/usr/libexec/postgresql*", // Alpine
 }
 
-// findBinaries returns what PATH holds, else the newest server installed, of the major version wanted (0: any).
-func findBinaries(ctx context.Context, want int) (binaries, error) {
+// findBinaries returns what the directory holds, "": what PATH holds, else the newest server installed, of the major version wanted (0: any).
+func findBinaries(ctx context.Context, dir string, want int) (binaries, error) {
+	if dir != "" {
+		return inspectBinaries(ctx, dir)
+	}
 	if dir := os.Getenv("PGOUTBOX_TEST_BINDIR"); dir != "" {
 		b, err := inspectBinaries(ctx, dir)
 		if err != nil {

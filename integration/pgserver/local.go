@@ -14,7 +14,7 @@ func startLocal(ctx context.Context, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	bin, err := findBinaries(ctx, want)
+	bin, err := findBinaries(ctx, o.BinDir, want)
 	if err != nil {
 		return nil, err
 	}

@@ -24,6 +24,9 @@ type Options struct {
 	// Settings are added to postgresql.conf, over this package's own. A server given by PGOUTBOX_TEST_DSN is passed over when
 	// it has other values.
 	Settings map[string]string
+	// BinDir holds initdb, pg_ctl and postgres, of whatever version, for a server started from local binaries. Default: see the
+	// package comment.
+	BinDir string
 }
 
 func (o Options) logf(format string, args ...any) {
