@@ -43,7 +43,7 @@ reconnect: ## Restart the server twice under Watermill's TestReconnect (without 
 C ?= .
 .PHONY: cases
 cases: ## Run the fault cases of docs/cases.md (C=FC13 picks some) with their full waits and rounds
-	PGOUTBOX_TEST_FULL=1 $(GO) test -race -count=1 -timeout 60m -v -run '$(C)' ./integration/cases ./integration/writeside
+	PGOUTBOX_TEST_FULL=1 $(GO) test -race -count=1 -timeout 60m -v -run '$(C)' ./integration/cases ./integration/writeside ./integration/faults
 
 T ?= 20s
 .PHONY: fuzz

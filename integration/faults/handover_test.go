@@ -3,6 +3,7 @@
 package faults
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -84,7 +85,7 @@ func TestKilledProcessIsReplaced(t *testing.T) {
 		rounds = 5
 	)
 	db, j := newOutbox(t), NewJournal()
-	stop := db.write()
+	stop := db.write(anotherKey)
 	role := Role{Shards: shards, Lanes: 8}
 	leading := db.start(role, j)
 	db.AwaitLocks(shards)
@@ -116,15 +117,17 @@ func TestKilledProcessIsReplaced(t *testing.T) {
 	db.cursorsNeverWentBack()
 }
 
+func anotherKey(n int) string { return fmt.Sprintf("key %d", n) }
+
 // write inserts a row every 5 ms until stop.
-func (db *outbox) write() (stop func()) {
+func (db *outbox) write(key func(n int) string) (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() { // stop waits for it
 		defer close(done)
 		ticks := time.NewTicker(5 * time.Millisecond)
 		defer ticks.Stop()
 		for n := 0; ; n++ {
-			if _, err := db.Pool.Exec(db.Context(), "INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'key ' || $1::int, 'row')", n); err != nil {
+			if _, err := db.Pool.Exec(db.Context(), "INSERT INTO outbox (topic, key, uuid) VALUES ('orders', $1, 'row')", key(n)); err != nil {
 				db.Error(err)
 				return
 			}

@@ -4,7 +4,6 @@ package faults
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -67,31 +66,5 @@ func (db *outbox) eventuallyOr(p *Process, what, sql string) {
 		case <-giveUp.C:
 			db.Fatalf("never happened: %s", what)
 		}
-	}
-}
-
-// Processes are killed at random while everything is in order: no row is blamed for it.
-func TestKillsBlameNoRow(t *testing.T) {
-	const rows = 4000
-	db, j := newOutbox(t), NewJournal()
-	db.put(rows)
-	role := Role{
-		Shards: 4, Lanes: 8, Work: time.Millisecond, MaxAttempts: 3, Retry: 50 * time.Millisecond, Lease: 2 * time.Second,
-	}
-	for range 12 {
-		left := 1 + rand.IntN(200)
-		p := db.start(role, j)
-		db.wait("some rows", j, func(d Delivery) bool {
-			if d.PID == p.PID {
-				left--
-			}
-			return left <= 0
-		})
-		p.Kill()
-	}
-	db.start(role, j)
-	db.waitForAll(j)
-	if got := outboxtest.Ask[int](db.Outbox, "SELECT count(*)::int FROM outbox_parked"); got != 0 {
-		t.Errorf("%d rows are parked", got)
 	}
 }

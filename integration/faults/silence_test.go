@@ -74,7 +74,7 @@ func TestSilentClientLosesItsLocks(t *testing.T) {
 			db.Exec("INSERT INTO outbox (topic, key, uuid) VALUES ('orders', 'hold', 'held')")
 			held := outboxtest.Next(db, "the row", r.held)
 			db.AwaitLocks(shards)
-			stop := db.write() // so that there is always something to save
+			stop := db.write(anotherKey) // so that there is always something to save
 			defer stop()
 			outboxtest.Next(db, "rows", r.got)
 			// The first save also prepares its statement; a cut in it would be one between the messages of a statement.
