@@ -9,7 +9,7 @@ LINTER   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 .PHONY: help
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## Show the main job on real servers: orders in, Redis Streams out, with trouble half-way (ARGS="-bridge")
@@ -26,6 +26,11 @@ lint: ## Check formatting, go vet, go.mod files, that the library builds alone, 
 .PHONY: test
 test: ## Run every test of every module with the race detector (PostgreSQL and Redis are found or started)
 	$(GO) test -race -count=1 -timeout 15m $(PACKAGES)
+
+VERSIONS ?= 14 15 16 17 18
+.PHONY: test-matrix
+test-matrix: ## Run the integration suite on PostgreSQL VERSIONS="14 15 16 17 18" (server programs from npm)
+	./integration/matrix.sh $(VERSIONS)
 
 D ?= 20s
 .PHONY: torture

@@ -38,7 +38,7 @@ func TestFC14_KillsLoseNothingAndBlameNoRow(t *testing.T) {
 					}
 					return left <= 0
 				})
-				time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond) // a save may lie in between
+				outboxtest.Pause(t.Context(), time.Duration(rand.IntN(150))*time.Millisecond) // a save may lie in between
 				p.Kill()
 				killed[p.PID] = time.Now()
 			}
