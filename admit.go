@@ -14,6 +14,7 @@ func (r *reader) admit(ctx context.Context) error {
 	waiting := r.won
 	r.won = nil
 	tick := r.tick
+	r.placeReplica(waiting)
 	r.mu.Unlock()
 	for i, w := range waiting {
 		if w.lead.ctx.Err() != nil {

@@ -41,7 +41,7 @@ func (f *feed) run(ctx context.Context, c consumer) {
 	cfg.maxAttempts, cfg.parkPolicy = f.maxAttempts, f.parkPolicy
 	cfg.name, cfg.stalledAfter = fmt.Sprintf("reading consumer %d", c.id), f.stalledAfter
 	cfg.values, cfg.report = context.WithoutCancel(ctx), logReporter{f.logger}
-	r := newReader(cfg, f.leadership, newFetcher(f.pool, f.names, c))
+	r := newReader(cfg, f.leadership, f.fetcher(c, cfg.report))
 	r.sink = f.sink(r)
 	claim := f.leadership.claim(c.id, f.shardsOf(c), r)
 
@@ -56,6 +56,20 @@ func (f *feed) run(ctx context.Context, c consumer) {
 	if err := f.leadership.withdraw(last, claim, func() []save { return r.collectSaves(time.Now(), 0) }); err != nil {
 		f.logger.Error("the last position was not stored, what it covers may be delivered again", err, nil)
 	}
+}
+
+// fetcher reads the consumer's pages, from the replica where there is one.
+func (f *feed) fetcher(c consumer, report reporter) *fetcher {
+	out := newFetcher(f.pool, f.names, c)
+	if f.readPool != nil {
+		out.replica = &replica{pool: f.readPool, state: f.names.query("replica_state"), report: report, home: func() string {
+			if home := f.leadership.home.Load(); home != nil {
+				return *home
+			}
+			return ""
+		}}
+	}
+	return out
 }
 
 // await returns the consumer, found or created as soon as the database lets it.

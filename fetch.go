@@ -18,6 +18,7 @@ import (
 // held between pages, and none of them is seen by user code.
 type fetcher struct {
 	pool     *pgxpool.Pool
+	replica  *replica // nil: the pool serves everything
 	consumer consumer
 	topics   map[string]string // a topic is one string, however many rows bear it
 
@@ -63,29 +64,67 @@ const beginPage = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY"
 func (f *fetcher) read(ctx context.Context, sql string, args []any, each func([][]byte) error) error {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
+	if f.replica.serves() {
+		rows, err := f.replica.read(ctx, sql, args)
+		if err == nil {
+			for _, row := range rows {
+				if err := each(row); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		f.replica.passOver(err)
+	}
 	conn, err := f.pool.Acquire(ctx)
 	if err != nil {
 		return fmt.Errorf("take a connection of the pool: %w", err)
 	}
 	defer conn.Release()
+	return runPage(ctx, conn, pageStatements(sql, args), func(statement int, values [][]byte) error {
+		if statement != pageItself {
+			return nil
+		}
+		return each(values)
+	})
+}
+
+// pageStatement is one statement of a page; binary says how its answer comes.
+type pageStatement struct {
+	sql    string
+	args   []any
+	binary bool
+}
+
+const pageItself = 2 // among pageStatements
+
+func pageStatements(sql string, args []any) []pageStatement {
+	return []pageStatement{{sql: beginPage}, {sql: pageSettings}, {sql: sql, args: args, binary: true}, {sql: "COMMIT"}}
+}
+
+// runPage sends the statements in one round trip, and calls each with the columns of every row of each.
+func runPage(ctx context.Context, conn *pgxpool.Conn, statements []pageStatement, each func(int, [][]byte) error) error {
 	pipeline := conn.Conn().PgConn().StartPipeline(ctx)
-	pipeline.SendQueryParams(beginPage, nil, nil, nil, nil)
-	pipeline.SendQueryParams(pageSettings, nil, nil, nil, nil)
-	pipeline.SendQueryParams(sql, textArgs(args), nil, nil, []int16{1})
-	pipeline.SendQueryParams("COMMIT", nil, nil, nil, nil)
+	for _, s := range statements {
+		var formats []int16
+		if s.binary {
+			formats = []int16{1}
+		}
+		pipeline.SendQueryParams(s.sql, textArgs(s.args), nil, nil, formats)
+	}
 	if err := pipeline.Sync(); err != nil {
 		return errors.Join(err, pipeline.Close())
 	}
-	err = readPage(pipeline, each)
+	err := readPage(pipeline, len(statements), each)
 	if closed := pipeline.Close(); err == nil {
 		err = closed
 	}
 	return err
 }
 
-func readPage(pipeline *pgconn.Pipeline, each func([][]byte) error) error {
+func readPage(pipeline *pgconn.Pipeline, statements int, each func(int, [][]byte) error) error {
 	var bad error
-	for statement := range 4 {
+	for statement := range statements {
 		got, err := pipeline.GetResults()
 		if err != nil {
 			return err
@@ -95,8 +134,8 @@ func readPage(pipeline *pgconn.Pipeline, each func([][]byte) error) error {
 			return fmt.Errorf("statement %d of a page has no answer", statement)
 		}
 		for rows.NextRow() {
-			if statement == 2 && bad == nil {
-				bad = each(rows.Values())
+			if bad == nil {
+				bad = each(statement, rows.Values())
 			}
 		}
 		if _, err := rows.Close(); err != nil {

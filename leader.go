@@ -35,6 +35,7 @@ type leadership struct {
 	urgent    bool               // a tick is wanted now
 	watchdog  *time.Timer
 
+	home     atomic.Pointer[string]    // what the server is called, asked where replicas may serve
 	dirty    atomic.Bool               // a follower has something to store
 	answered atomic.Pointer[time.Time] // when the last answered poll was sent; nil: nothing is led
 
@@ -64,6 +65,7 @@ type leadershipConfig struct {
 	lockBase int64
 	pooled   bool // a pooler in session mode is fine
 	lockOnly bool // nobody reads rows: no ticks, only proofs of life
+	replicas bool // may serve pages: a tick tells how far the log goes
 	report   reporter
 }
 
@@ -91,9 +93,9 @@ type claim struct {
 }
 
 type leaderQueries struct {
-	alive, mark, snapshot, xmax, probe, lock, unlock, holder, takeOver, save, stage, release string
-	check, epochs, identity, rebaseLock, rebaseMarks, rebase, consumer, createConsumer       string
-	park, parkedKeys, unpark, unparkKeys, unparkedRows, unparkedShards                       string
+	position, home, alive, mark, snapshot, xmax, probe, lock, unlock, holder, takeOver, save, stage, release string
+	check, epochs, identity, rebaseLock, rebaseMarks, rebase, consumer, createConsumer                       string
+	park, parkedKeys, unpark, unparkKeys, unparkedRows, unparkedShards                                       string
 }
 
 const (
@@ -114,6 +116,7 @@ func newLeadership(cfg leadershipConfig) *leadership {
 	return &leadership{
 		leadershipConfig: cfg,
 		queries: leaderQueries{
+			position: n.query("wal_position"), home: n.query("home"),
 			alive: n.query("tick_alive"), mark: n.query("tick_mark"), snapshot: n.query("tick_snapshot"), xmax: n.query("xmax"),
 			probe: n.query("tick_stray"), lock: n.query("lock"), unlock: n.query("unlock"), holder: n.query("lock_holder"),
 			takeOver: n.query("take_over"), save: n.query("save"), stage: n.query("stage"),
@@ -177,6 +180,11 @@ func (g *leadership) hold(ctx context.Context) error {
 	defer s.close()
 	if err := g.inspect(opening, s); err != nil {
 		return err
+	}
+	if g.replicas {
+		if err := g.learnHome(opening, s); err != nil {
+			return err
+		}
 	}
 	// Nothing outlives the session that ticked it: after a crash of the server, transaction ids are handed out again.
 	g.high, g.stray, g.lastTick, g.nextProbe, g.nextTry = 0, 0, time.Time{}, time.Time{}, time.Time{}

@@ -90,6 +90,9 @@ func (g *leadership) tickRequests(now time.Time) []request {
 		{sql: g.queries.snapshot, frequent: true},
 		{sql: g.queries.mark, frequent: true},
 	}
+	if g.replicas { // after the snapshot: what it sees was in the log by then
+		requests = append(requests, request{sql: g.queries.position, frequent: true})
+	}
 	if !now.Before(g.nextProbe) {
 		g.nextProbe = now.Add(probeInterval)
 		requests = append(requests, request{sql: g.queries.probe})
@@ -128,6 +131,16 @@ func (g *leadership) prove(result *pgconn.Result, s *session, sent time.Time) er
 }
 
 func (g *leadership) readTick(results []*pgconn.Result) (tick, error) {
+	var position string
+	if g.replicas {
+		row, err := firstRow(results[4])
+		if err != nil {
+			g.reportFailed("the look for the end of the log was given up, so the primary serves", err)
+		} else {
+			position = row[0]
+		}
+		results = slices.Delete(slices.Clone(results), 4, 5)
+	}
 	var values [5]string
 	for i, result := range results[1:] {
 		row, err := firstRow(result)
@@ -153,6 +166,6 @@ func (g *leadership) readTick(results []*pgconn.Result) (tick, error) {
 	}
 	g.high = t.high
 	g.n++
-	t.n = g.n
+	t.n, t.position = g.n, position
 	return t, nil
 }

@@ -43,7 +43,7 @@ type BridgeConfig struct {
 	CloseTimeout  time.Duration // what running calls of Publish get to finish in: 5 s; Run returns within it + 2 s
 	StalledAfter  time.Duration // rows of a shard and none published for so long is what Healthy complains about: 30 s
 
-	ReadPool    *pgxpool.Pool // a replica for reading pages; not supported yet
+	ReadPool    *pgxpool.Pool // a hot standby that rows are read from while it is at hand: see SubscriberConfig
 	LockConn    string        // DSN of the lock session, "" = the pool's own
 	LockBaseID  int64         // goes into the number of every advisory lock; processes of one group need the same
 	AllowPooler bool          // the lock session may pass a pooler, which must be in session mode

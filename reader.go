@@ -191,6 +191,26 @@ func (r *reader) round(ctx context.Context) (bool, error) {
 	return worked, nil
 }
 
+// placeReplica tells the replica how far it must be. A tick that is older than a lead says nothing about what the leader before has
+// stored, so the primary serves until the next. mu is held.
+func (r *reader) placeReplica(waiting []won) {
+	if r.fetcher.replica == nil {
+		return
+	}
+	position := r.tick.position
+	for _, w := range waiting {
+		if r.tick.n <= w.lead.born {
+			position = ""
+		}
+	}
+	for _, sh := range r.shards {
+		if r.tick.n <= sh.born {
+			position = ""
+		}
+	}
+	r.fetcher.replica.position = position
+}
+
 // stop ends emission. What is out stays out until it is settled.
 func (r *reader) stop() {
 	r.mu.Lock()

@@ -39,7 +39,11 @@ func (g *leadership) dueSaves(s *session, claims []*claim, now time.Time) ([]req
 			saves = append(saves, v)
 		}
 	}
-	return saveRequests(g.queries.save, s.token, saves)
+	requests, packs := saveRequests(g.queries.save, s.token, saves)
+	for i := range requests {
+		requests[i].durable = g.replicas // or the end of the log, which a standby is asked for, would not be sent to it for a while
+	}
+	return requests, packs
 }
 
 // flush saves between two ticks, where polls are further apart than saves.

@@ -40,6 +40,7 @@ type settings struct {
 	maxAttempts  int
 	parkPolicy   ParkPolicy
 	stalledAfter time.Duration
+	readPool     *pgxpool.Pool
 }
 
 // newSettings checks a configuration and reports all problems in one error.
@@ -78,9 +79,6 @@ func newSettings(pool *pgxpool.Pool, cfg SubscriberConfig) (settings, error) {
 	}
 	if cfg.LiveOnly && cfg.StartFrom != Earliest {
 		complain("LiveOnly starts at now every time, so StartFrom has no meaning with it")
-	}
-	if cfg.ReadPool != nil {
-		complain("ReadPool is not supported yet")
 	}
 	if cfg.LockConn != "" {
 		if _, err := pgx.ParseConfig(cfg.LockConn); err != nil {
@@ -127,6 +125,7 @@ func newSettings(pool *pgxpool.Pool, cfg SubscriberConfig) (settings, error) {
 		nackDelay:    orDefault(cfg.NackDelay, 100*time.Millisecond),
 		nackMost:     orDefault(cfg.MaxNackDelay, 10*time.Second),
 		stalledAfter: orDefault(cfg.StalledAfter, 30*time.Second),
+		readPool:     cfg.ReadPool,
 		closeTimeout: orDefault(cfg.CloseTimeout, 5*time.Second),
 	}
 	if s.nackDelay < 0 {
@@ -149,13 +148,17 @@ func orDefault[T int | time.Duration](value, standard T) T {
 
 // findConsumer finds or creates the consumer of a topic on the lock session.
 func (s *settings) findConsumer(ctx context.Context, g *leadership, topic string) (consumer, error) {
-	return do(ctx, g, true, func(ctx context.Context, session *session) (consumer, error) {
+	found, err := do(ctx, g, true, func(ctx context.Context, session *session) (consumer, error) {
 		c, err := g.ensureConsumer(ctx, session, s.group, topic, s.shards, s.from)
 		if err == nil {
 			err = s.checkShards(c)
 		}
 		return c, err
 	})
+	if err == nil {
+		err = s.checkReadPool(ctx, g)
+	}
+	return found, err
 }
 
 func (s *settings) checkShards(c consumer) error {
@@ -183,7 +186,7 @@ func (s *settings) leadershipConfig(pool *pgxpool.Pool, report reporter) leaders
 	host, _ := os.Hostname() // for people; "" says as little
 	return leadershipConfig{
 		names: s.names, limits: s.limits, poll: s.poll, retry: s.retry, save: s.save, lockBase: s.lockBase, pooled: s.pooled,
-		report: report, owner: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), rand.Text()[:8]),
+		replicas: s.readPool != nil, report: report, owner: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), rand.Text()[:8]),
 		dial: func(ctx context.Context) (*pgx.Conn, error) { return dialLockSession(ctx, pool, s.lockConn, s.group) },
 	}
 }

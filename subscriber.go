@@ -51,11 +51,14 @@ type SubscriberConfig struct {
 	CloseTimeout  time.Duration // what delivered messages get to finish in: 5 s; Close returns within it + 2 s
 	StalledAfter  time.Duration // rows of a shard and no ack for so long is what Healthy complains about: 30 s
 
-	ReadPool    *pgxpool.Pool // a replica for reading pages; not supported yet
-	LockConn    string        // DSN of the lock session, "" = the pool's own
-	LockBaseID  int64         // goes into the number of every advisory lock; processes of one group need the same
-	AllowPooler bool          // the lock session may pass a pooler, which must be in session mode
-	MaxLocks    int           // advisory locks that a Subscriber may claim in total: 4,096
+	// ReadPool leads to a hot standby of the same server, and rows are read there when it has replayed the log up to the last tick: nil = never.
+	// Where it is late by more than 50 ms, away or promoted, the primary serves; nothing waits for it. Locks, ticks and positions stay on
+	// the primary. The roles of both pools need EXECUTE on pg_control_system(). Subscribe refuses one that leads to another database.
+	ReadPool    *pgxpool.Pool
+	LockConn    string // DSN of the lock session, "" = the pool's own
+	LockBaseID  int64  // goes into the number of every advisory lock; processes of one group need the same
+	AllowPooler bool   // the lock session may pass a pooler, which must be in session mode
+	MaxLocks    int    // advisory locks that a Subscriber may claim in total: 4,096
 }
 
 // Subscriber is a Watermill Subscriber on the outbox, and a SubscribeInitializer. Each topic it subscribes to, or AllTopics, is

@@ -12,6 +12,8 @@ type tick struct {
 
 	n     uint64 // counts the ticks of this process; a tick taken after an event has a higher one
 	stray int64  // the highest id known to lie above the sequence, 0 when there is none
+
+	position string // of the write-ahead log afterwards, asked where a replica may serve
 }
 
 // readTick makes a tick of the server's answers. high is the highest id that any earlier tick or stored position counted

@@ -30,20 +30,20 @@ func TestConstructorsReportEveryProblemAtOnce(t *testing.T) {
 	_, sub := pgoutbox.NewSubscriber(nil, pgoutbox.SubscriberConfig{
 		Schema: badSchema, Table: badTable, Shards: 257, OnlyShards: only, StartFrom: pgoutbox.Latest, LiveOnly: true, Ordering: -1,
 		MaxInFlight: -1, Window: -1, PollInterval: -1, RetryInterval: -1, Lease: time.Millisecond, SaveInterval: -1, MaxNackDelay: -1,
-		CloseTimeout: -1, ReadPool: nowhere(t), LockConn: dsn, MaxLocks: -1,
+		CloseTimeout: -1, LockConn: dsn, MaxLocks: -1,
 	}, nil)
 	says(t, "NewSubscriber", sub, "pool", "Schema", "Table", "ConsumerGroup", "Shards is 257", "shard 7 twice", "shard -1", "shard 300", "Ordering",
 		"LiveOnly", "StartFrom", "MaxInFlight", "Window", "PollInterval", "RetryInterval", "Lease is 1ms", "SaveInterval", "MaxNackDelay",
-		"CloseTimeout", "ReadPool", "LockConn", "MaxLocks")
+		"CloseTimeout", "LockConn", "MaxLocks")
 
 	_, bridge := pgoutbox.NewPublisherBridge(nil, nil, pgoutbox.BridgeConfig{
 		Schema: badSchema, Table: badTable, Shards: -1, OnlyShards: []int{}, StartFrom: pgoutbox.StartAt(time.Now()), LiveOnly: true, Topic: "\x00",
 		Lanes: -1, BatchSize: -1, Window: -1, PollInterval: -1, RetryInterval: -1, Lease: 25 * time.Hour, SaveInterval: -1, MaxNackDelay: -1,
-		CloseTimeout: -1, ReadPool: nowhere(t), LockConn: dsn,
+		CloseTimeout: -1, LockConn: dsn,
 	}, nil)
 	says(t, "NewPublisherBridge", bridge, "pool", "publisher is nil", "Schema", "Table", "ConsumerGroup", "Shards is -1", "OnlyShards is empty",
 		"LiveOnly", "Topic", "Lanes", "BatchSize", "Window", "PollInterval", "RetryInterval", "Lease is 25h", "SaveInterval", "MaxNackDelay",
-		"CloseTimeout", "ReadPool", "LockConn")
+		"CloseTimeout", "LockConn")
 
 	_, leader := pgoutbox.NewLeader(nil, pgoutbox.LeaderConfig{
 		Schema: badSchema, Table: badTable, Shards: 1000, OnlyShards: only, RetryInterval: -1, Lease: -1, LockConn: dsn,

@@ -49,6 +49,10 @@ func (s *Server) bringUp(ctx context.Context, o Options) error {
 	if err := s.local.create(ctx, o.settings()); err != nil {
 		return err
 	}
+	return s.startOnFreePort(ctx)
+}
+
+func (s *Server) startOnFreePort(ctx context.Context) error {
 	for range 5 { // another process may take the port before the server does
 		port, err := freePort()
 		if err != nil {
