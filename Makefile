@@ -9,7 +9,7 @@ LINTER   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 .PHONY: help
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## Show the main job on real servers: orders in, Redis Streams out, with trouble half-way (ARGS="-bridge")
@@ -36,6 +36,10 @@ D ?= 20s
 .PHONY: torture
 torture: ## Attack the reader for D=20s at a time and count what it loses, invents or inverts
 	$(GO) test -race -count=1 -timeout 60m -v -run '^TestTorture$$' ./integration/torture -torture.d $(D)
+
+.PHONY: torture-faults
+torture-faults: ## The same for D=20s with processes killed, the server crashed, tables locked, writes failing and backends stopped
+	$(GO) test -race -count=1 -timeout 60m -v -run '^TestTorture$$/^disturbed$$' ./integration/torture -torture.d $(D) -torture.troubled
 
 .PHONY: stress
 stress: ## Run Watermill's acceptance suite STRESS_TEST_COUNT times (10) side by side

@@ -22,6 +22,7 @@ type faults struct {
 	from     time.Duration // when the workload began
 	duration time.Duration
 	server   Server // nil: it is never crashed
+	troubled bool
 	entrants []*Entrant
 	history  *history
 	tally    *tally
@@ -42,6 +43,9 @@ func (f *faults) run(ctx context.Context) error {
 	running, ctx := errgroup.WithContext(ctx)
 	if f.server != nil {
 		running.Go(func() error { return f.crashes(ctx) })
+	}
+	if f.troubled {
+		running.Go(func() error { return f.troubles(ctx) })
 	}
 	for _, e := range f.entrants {
 		if e.Mortal {

@@ -18,6 +18,7 @@ type Run struct {
 	Workload *Workload
 	Entrants []*Entrant
 	Server   Server // is crashed; nil = not
+	Troubled bool   // every 2 s something goes wrong in the database too
 	// Saved is how long before a fault an ack is certain to survive it; 0 = 1.5 s: the readers' save interval, and three
 	// times wal_writer_delay for an asynchronous commit.
 	Saved time.Duration
@@ -71,7 +72,7 @@ func (r *Run) write(ctx context.Context) ([]Entry, error) {
 	w := r.Workload
 	f := &faults{
 		dsn: w.DSN, from: r.history.now(), duration: w.Duration,
-		server: r.Server, entrants: r.Entrants, history: &r.history, tally: &w.tally,
+		server: r.Server, troubled: r.Troubled, entrants: r.Entrants, history: &r.history, tally: &w.tally,
 	}
 	running, group := errgroup.WithContext(ctx)
 	running.Go(func() error { return w.Run(group) })

@@ -17,6 +17,7 @@ import (
 var (
 	duration = flag.Duration("torture.d", 10*time.Second, "how long each run of TestTorture writes")
 	chatty   = flag.Bool("torture.log", false, "log what the readers' processes say")
+	troubled = flag.Bool("torture.troubled", false, "also lock tables, fail writes of positions and stop backends while processes are killed")
 	seed     = flag.Uint64("torture.seed", 0, "seed of the writers' plans; 0 draws one")
 )
 
@@ -46,7 +47,7 @@ func TestTorture(t *testing.T) {
 		mustStallAndInvert(t, o.Verdicts[twins+1])
 	})
 	t.Run("disturbed", func(t *testing.T) {
-		o := run(t, &torture.Run{Workload: workload(t, *duration), Entrants: ours(t, 2, true), Server: server(t)})
+		o := run(t, &torture.Run{Workload: workload(t, *duration), Entrants: ours(t, 2, true), Server: server(t), Troubled: *troubled})
 		if o.Faults == 0 {
 			t.Error("the harness is too kind: nothing was broken")
 		}
