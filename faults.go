@@ -31,14 +31,26 @@ func fatal(err error) bool {
 	return pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC"
 }
 
-// SQLSTATEs that are acted on (appendix A of the PostgreSQL manual).
+// SQLSTATEs that are acted on (appendix A of the PostgreSQL manual). Every other one is survived: a connection that is unusable is
+// thrown away, and what failed is tried again.
 const (
 	codeInsufficientPrivilege = "42501"
 	codeReadOnly              = "25006"
 	codeProgramLimit          = "54000"
+	codeUniqueViolation       = "23505"
+	codeFailedTransaction     = "25P02"
+	codeUndefinedTable        = "42P01"
+	codeUndefinedSchema       = "3F000"
+	codeUndefinedColumn       = "42703"
 )
 
-func hasCode(err error, code string) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == code
+// sqlState works for pgx and lib/pq; "" when err is not the server's.
+func sqlState(err error) string {
+	var server interface{ SQLState() string }
+	if errors.As(err, &server) {
+		return server.SQLState()
+	}
+	return ""
 }
+
+func hasCode(err error, code string) bool { return sqlState(err) == code }

@@ -2,9 +2,12 @@ package replica
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
 
 	pgoutbox "github.com/pgoutbox/watermill-pgoutbox"
 	"github.com/pgoutbox/watermill-pgoutbox/integration/outboxtest"
@@ -96,6 +99,48 @@ func TestCopyThatIsEmptiedLosesNothing(t *testing.T) {
 	p.Must(sub.Close())
 	<-done
 	p.mustHaveComeOnce(t)
+}
+
+// Who takes over has a tick that is older than what the leader before has stored. A standby that is as far as that tick lacks the rows that
+// are pending.
+func TestPendingRowsOfTheLeaderBeforeAreNotMissed(t *testing.T) {
+	p := newPair(t, nil)
+	subscriber := func() (*pgoutbox.Subscriber, <-chan *message.Message) {
+		sub, err := pgoutbox.NewSubscriber(p.Pool, pgoutbox.SubscriberConfig{
+			ConsumerGroup: "group", Shards: 1, ReadPool: p.replica, Lease: 2 * time.Second,
+			RetryInterval: 20 * time.Millisecond, PollInterval: 20 * time.Millisecond, SaveInterval: 20 * time.Millisecond, CloseTimeout: 10 * time.Millisecond,
+		}, outboxtest.NewLog(t))
+		p.Must(err)
+		messages, err := sub.Subscribe(t.Context(), pgoutbox.AllTopics)
+		p.Must(err)
+		return sub, messages
+	}
+	replica := &outboxtest.Outbox{TB: t, Pool: p.replica}
+	leader, messages := subscriber()
+	p.AwaitLocks(1)
+	var standby *pgoutbox.Subscriber
+	for round := range outboxtest.Rounds(50) {
+		var next <-chan *message.Message
+		standby, next = subscriber()
+		outboxtest.Pause(t.Context(), 600*time.Millisecond) // for a tick, which it makes each quarter of the lease
+		replica.Exec("SELECT pg_wal_replay_pause()")
+		uuid := p.put(fmt.Sprintf("round %d", round), 1)[0]
+		held := outboxtest.Next(t, "the row", messages)
+		p.Eventually("it is pending", "SELECT count(*) = 1 FROM outbox_cursors WHERE cardinality(pending) = 1")
+		if n := outboxtest.Ask[int](replica, "SELECT count(*)::int FROM outbox WHERE uuid = $1", uuid); n > 0 {
+			t.Fatal("the trap is none: the standby has the row")
+		}
+		p.Must(leader.Close())
+		held.Nack()
+		again := outboxtest.Next(t, "the row again", next)
+		if again.UUID != uuid {
+			t.Errorf("%s came instead of %s", again.UUID, uuid)
+		}
+		again.Ack()
+		replica.Exec("SELECT pg_wal_replay_resume()")
+		leader, messages = standby, next
+	}
+	p.Must(standby.Close())
 }
 
 // A standby that is down is of no importance, and one that comes back serves again.
