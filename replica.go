@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // replica is a standby that pages are read from when it has replayed the log up to the last tick: then it shows whatever the tick's
 // snapshot counts as visible. It is asked by a statement before the page, on the same connection, because what a statement sees
-// is fixed before it can ask. One that is late, away, promoted or another server's is passed over for the primary; nothing
-// waits for it.
+// is fixed before it can ask. One that is late, away, promoted or another server's is passed over for the primary; the bounds
+// below say how long that may take.
 //
 // It belongs to the goroutine of one reader.
 type replica struct {
@@ -30,6 +31,7 @@ const (
 	replicaPatience = 50 * time.Millisecond // for a connection, for an answer, and for the log to arrive
 	replicaPause    = time.Second           // before one that failed is asked again
 	behindPause     = 100 * time.Millisecond
+	replicaPage     = 2 * time.Second // a page that takes longer is read from the primary
 )
 
 var errBehind = errors.New("it has not replayed the log so far")
@@ -40,6 +42,8 @@ func (r *replica) serves() bool {
 
 // read is one page. Its rows are copies, given out only when it is known that all of them were read from a standby.
 func (r *replica) read(ctx context.Context, sql string, args []any) ([][][]byte, error) {
+	ctx, done := context.WithTimeout(ctx, replicaPage)
+	defer done()
 	acquiring, cancel := context.WithTimeout(ctx, replicaPatience)
 	defer cancel()
 	conn, err := r.pool.Acquire(acquiring)
@@ -128,7 +132,7 @@ func (s *settings) checkReadPool(ctx context.Context, g *leadership) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	var there string
-	err := s.readPool.QueryRow(ctx, s.names.query("home")).Scan(&there)
+	err := s.readPool.QueryRow(ctx, s.names.query("home"), pgx.QueryExecModeExec).Scan(&there)
 	switch {
 	case hasCode(err, codeInsufficientPrivilege):
 		return permanent(fmt.Errorf("GRANT EXECUTE ON FUNCTION pg_control_system() to the role of ReadPool: %w", err))

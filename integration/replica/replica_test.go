@@ -1,9 +1,12 @@
+//go:build unix
+
 package replica
 
 import (
 	"context"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -44,6 +47,21 @@ func TestStandbyServesPagesWhileItCan(t *testing.T) {
 	}
 	log.Until(t, "the replica is passed over")
 	replica.Exec("SELECT pg_wal_replay_resume()")
+
+	// Its processes stand still.
+	stopped := outboxtest.Ask[[]int](replica, `SELECT array_agg(pid) FROM pg_stat_activity
+		WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()`)
+	for _, pid := range stopped {
+		p.Must(syscall.Kill(pid, syscall.SIGSTOP))
+	}
+	began = time.Now()
+	p.sink.Until(t, 5*time.Second, p.put("silent", 500)...)
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("a standby that is silent held rows up for %v", took)
+	}
+	for _, pid := range stopped {
+		p.Must(syscall.Kill(pid, syscall.SIGCONT))
+	}
 
 	// It cancels what it is asked: rows are removed under it.
 	for range 10 {
