@@ -51,8 +51,10 @@ type SubscriberConfig struct {
 	CloseTimeout  time.Duration // what delivered messages get to finish in: 5 s; Close returns within it + 2 s
 	StalledAfter  time.Duration // rows of a shard and no ack for so long is what Healthy complains about: 30 s
 
-	// ReadPool leads to a hot standby of the same server, and rows are read there when it has replayed the log up to the last tick: nil = never.
-	// Where it is late by more than 50 ms, away or promoted, the primary serves. Locks, ticks and positions stay on the primary. The roles of both pools need EXECUTE on pg_control_system(). Subscribe refuses one that leads to another database.
+	// ReadPool leads to a hot standby of the same server, and rows are read there when it has replayed the log up to the last
+	// tick: nil = never. Where it is late by more than 50 ms, away or promoted, the primary serves. Locks, ticks and positions
+	// stay on the primary. The roles of both pools need EXECUTE on pg_control_system(). Subscribe refuses one that leads to
+	// another database.
 	ReadPool    *pgxpool.Pool
 	LockConn    string // DSN of the lock session, "" = the pool's own
 	LockBaseID  int64  // goes into the number of every advisory lock; processes of one group need the same
