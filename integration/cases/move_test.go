@@ -59,15 +59,15 @@ func dump(t *testing.T, from *pgserver.Server, source, target *outbox) {
 	defer cancel()
 	pgDump := exec.CommandContext(ctx, program, source.DSN)
 	psql := exec.CommandContext(ctx, filepath.Join(from.BinDir(), "psql"), "-q", "-v", "ON_ERROR_STOP=1", target.DSN)
-	var said bytes.Buffer
-	pgDump.Stderr, psql.Stderr, psql.Stdout = &said, &said, io.Discard
+	var dumping, restoring bytes.Buffer
+	pgDump.Stderr, psql.Stderr, psql.Stdout = &dumping, &restoring, io.Discard
 	var err error
 	psql.Stdin, err = pgDump.StdoutPipe()
 	must(t, err)
 	must(t, psql.Start())
 	dumped := pgDump.Run()
 	if restored := psql.Wait(); dumped != nil || restored != nil {
-		t.Fatalf("%v, %v: %s", dumped, restored, said.String())
+		t.Fatalf("pg_dump: %v: %s; psql: %v: %s", dumped, dumping.String(), restored, restoring.String())
 	}
 }
 

@@ -33,19 +33,20 @@ type Cursor struct {
 
 // Snapshot is what a batch may read up to.
 type Snapshot struct {
+	Epoch           int // of the server whose transaction ids these are
 	Low, High, Xmax int64
 	Running         []int64 // transactions, of those below Xmax
 	text            string
 }
 
 // An idle cursor is compared by what it will read from next, so both forms of a row come out as one.
-const cursorColumns = `consumer_id, shard, term, coalesce(upto_low, after_low), coalesce(upto_high, after_high),
+const cursorColumns = `consumer_id, shard, term, coalesce(upto_epoch, after_epoch), coalesce(upto_low, after_low), coalesce(upto_high, after_high),
 	coalesce(upto_snapshot, after_snapshot)::text, upto_snapshot IS NULL, last_id, pending, after_high`
 
 func scanCursor(row pgx.CollectableRow) (Cursor, error) {
 	var c Cursor
 	var between bool
-	err := row.Scan(&c.Consumer, &c.Shard, &c.Term, &c.Upto.Low, &c.Upto.High, &c.Upto.text,
+	err := row.Scan(&c.Consumer, &c.Shard, &c.Term, &c.Upto.Epoch, &c.Upto.Low, &c.Upto.High, &c.Upto.text,
 		&between, &c.Last, &c.Pending, &c.Before)
 	if err != nil {
 		return c, err
@@ -117,7 +118,7 @@ func (c Cursor) follows(b Cursor) bool {
 	if c.Term < b.Term {
 		return false
 	}
-	if c.Upto.text == b.Upto.text && c.Upto.Low == b.Upto.Low && c.Upto.High == b.Upto.High {
+	if c.Upto.Epoch == b.Upto.Epoch && c.Upto.text == b.Upto.text && c.Upto.Low == b.Upto.Low && c.Upto.High == b.Upto.High {
 		return c.Last >= b.Last
 	}
 	return c.Upto.follows(b.Upto)
@@ -125,6 +126,9 @@ func (c Cursor) follows(b Cursor) bool {
 
 // follows reports whether s saw everything that b saw.
 func (s Snapshot) follows(b Snapshot) bool {
+	if s.Epoch != b.Epoch { // then the numbers of transactions say nothing
+		return s.Epoch > b.Epoch && s.Low >= b.Low && s.High >= b.High
+	}
 	if s.Low < b.Low || s.High < b.High || s.Xmax < b.Xmax {
 		return false
 	}
