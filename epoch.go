@@ -37,12 +37,12 @@ func (g *leadership) checkServer(ctx context.Context, s *session) error {
 	if err != nil {
 		return fmt.Errorf("read the server's identity: %w", err)
 	}
-	if g.epoch().server == here[0] {
+	from := g.epoch().server
+	if from == here[0] {
 		return nil
 	}
 	if err := g.rebase(ctx, s, here[0]); err != nil {
-		return fmt.Errorf("the outbox comes from another server (system identifier %s, this one is %s); to go on here: %w",
-			g.epoch().server, here[0], err)
+		return fmt.Errorf("the outbox comes from another server (system identifier %s, this one is %s); to go on here: %w", from, here[0], err)
 	}
 	return nil
 }
@@ -55,7 +55,7 @@ func (g *leadership) readEpochs(ctx context.Context, s *session) error {
 	if err != nil {
 		return fmt.Errorf("read the epochs: %w", err)
 	}
-	g.epochs = g.epochs[:0]
+	var epochs []epoch
 	for _, row := range results[0].Rows {
 		number, err := strconv.ParseInt(string(row[0]), 10, 32)
 		if err != nil {
@@ -65,11 +65,12 @@ func (g *leadership) readEpochs(ctx context.Context, s *session) error {
 		if err != nil {
 			return fmt.Errorf("read the epochs: first id: %w", err)
 		}
-		g.epochs = append(g.epochs, epoch{number: int32(number), server: string(row[1]), first: first})
+		epochs = append(epochs, epoch{number: int32(number), server: string(row[1]), first: first})
 	}
-	if len(g.epochs) == 0 {
+	if len(epochs) == 0 {
 		return permanent(fmt.Errorf("%s is empty: copy it from where the outbox came from, or run Migrate", g.names.quoted("_epochs")))
 	}
+	g.epochs = epochs
 	return nil
 }
 
@@ -119,19 +120,23 @@ func (g *leadership) rebase(ctx context.Context, s *session, here string) error 
 // firstID is the first id that the sequence will hand out. It must be above all that went before, or new rows would look as if
 // they had been delivered.
 func (g *leadership) firstID(ctx context.Context, s *session) (int64, error) {
-	row, err := s.ask(ctx, g.queries.rebaseMarks)
+	results, err := s.roundTrip(ctx, request{sql: g.queries.mark}, request{sql: g.queries.probe}, request{sql: g.queries.rebaseMarks})
 	if err != nil {
 		return 0, fmt.Errorf("read the marks: %w", err)
 	}
 	var marks [3]int64
-	for i := range marks {
-		if marks[i], err = strconv.ParseInt(row[i], 10, 64); err != nil {
+	var row []string
+	for i, result := range results {
+		if row, err = firstRow(result); err == nil {
+			marks[i], err = strconv.ParseInt(row[0], 10, 64)
+		}
+		if err != nil {
 			return 0, fmt.Errorf("read the marks: %w", err)
 		}
 	}
-	if row[3] != "" {
+	if subscription := row[1]; subscription != "" {
 		return 0, permanent(fmt.Errorf("the subscription %q may still copy rows into %s: let it catch up, then ALTER SUBSCRIPTION %s DISABLE",
-			row[3], g.names.quoted(""), quoteIdentifier(row[3])))
+			subscription, g.names.quoted(""), quoteIdentifier(subscription)))
 	}
 	last, reached := marks[0], max(marks[1], marks[2])
 	if last < reached {

@@ -183,21 +183,18 @@ func (f *fetcher) readNextID(ctx context.Context, from, to int64) (id int64, err
 // its lower mark; all is false when there are too many to read one by one.
 func (f *fetcher) readLateXids(ctx context.Context, b *batch) (xids []uint64, all bool, err error) {
 	xids = b.finished()
-	var below any // a transaction id of the server before: all that is left of it has ended
-	if !b.crosses() {
-		if b.after.xmax >= b.upto.xmax {
-			return xids, true, nil
-		}
-		below = strconv.FormatUint(b.upto.xmax, 10)
+	below := b.upto.xmax
+	if b.crosses() {
+		below = math.MaxUint64 // of the server before: all that is left of it has ended
 	}
-	if b.after.low == 0 {
+	if b.after.low == 0 || b.after.xmax >= below {
 		return xids, true, nil
 	}
 	fromXid, fromID := b.after.xmax-1, int64(math.MaxInt64)
 	seen := map[uint64]bool{}
 	for more := true; more; {
 		more = false
-		args := []any{strconv.FormatUint(fromXid, 10), fromID, below, b.after.low, lateChunk, b.after.first}
+		args := []any{strconv.FormatUint(fromXid, 10), fromID, strconv.FormatUint(below, 10), b.after.low, lateChunk, b.after.first}
 		err := f.read(ctx, f.lateXids, args, func(columns [][]byte) error {
 			fromXid = binary.BigEndian.Uint64(columns[0])
 			fromID = int64(binary.BigEndian.Uint64(columns[1]))

@@ -3,7 +3,6 @@ package pgoutbox
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -39,7 +38,8 @@ func (n names) hint(err error) string {
 	case codeFailedTransaction:
 		return "an earlier statement of this transaction failed: roll back, its error says why"
 	case codeUniqueViolation:
-		if strings.Contains(err.Error(), n.table+"_pkey") {
+		var server *pgconn.PgError // lib/pq's does not tell the constraint; the table has no other of ours
+		if !errors.As(err, &server) || server.ConstraintName == n.table+"_pkey" {
 			return fmt.Sprintf("the sequence stands below the table's rows, as after a copy that left it behind: SELECT setval(%s, "+
 				"(SELECT max(id) FROM %s))", quoteLiteral(n.quoted("_id_seq")), n.quoted(""))
 		}

@@ -58,15 +58,7 @@ func (db *outbox) restart(start func(context.Context) error) {
 func TestStandbyIsWaitedFor(t *testing.T) {
 	s, db := ownServer(t)
 	uuids := db.put(db.Pool, "before", 10)
-	if err := s.Stop(t.Context(), "fast"); err != nil {
-		t.Fatal(err)
-	}
-	signal := filepath.Join(s.DataDir(), "standby.signal")
-	if err := os.WriteFile(signal, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	owner(t, s.DataDir(), signal)
-	db.restart(s.StartAgain)
+	db.restart(s.Demote)
 	if standby := db.Text("SELECT pg_is_in_recovery()"); standby != "true" {
 		t.Fatal("the server is no standby")
 	}

@@ -140,7 +140,7 @@ func TestFC16_DemotedServerIsLeftAndComesBack(t *testing.T) {
 	ob, s := newOutboxIn(t, server.Database(t)), newSink()
 	r := ob.read(t, "reader", s, ackAll, fourShards)
 	ob.probe(t, s, 10*time.Second)
-	demote(t, server)
+	must(t, server.Demote(t.Context()))
 	ob.Pool.Reset()
 	ob.Eventually("the server answers as a standby", "SELECT pg_is_in_recovery()")
 	outboxtest.Eventually(t, 15*time.Second, "the reader is not healthy and names the standby", func() (bool, string) {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -95,18 +94,4 @@ func childrenOf(t testing.TB, parent int) []int {
 		out = append(out, pid)
 	}
 	return out
-}
-
-// demote restarts a server as a standby of nobody, which promotion ends.
-func demote(t testing.TB, s *pgserver.Server) {
-	t.Helper()
-	must(t, s.Stop(t.Context(), "fast"))
-	signal := filepath.Join(s.DataDir(), "standby.signal")
-	must(t, os.WriteFile(signal, nil, 0o600))
-	info, err := os.Stat(s.DataDir())
-	must(t, err)
-	if owner, ok := info.Sys().(*syscall.Stat_t); ok {
-		must(t, os.Chown(signal, int(owner.Uid), int(owner.Gid)))
-	}
-	must(t, s.StartAgain(t.Context()))
 }

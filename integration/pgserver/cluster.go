@@ -32,8 +32,13 @@ func (c *cluster) create(ctx context.Context, settings map[string]string) error 
 	if err != nil {
 		return err
 	}
+	return errors.Join(c.configure(map[string]string{"listen_addresses": "127.0.0.1", "unix_socket_directories": ""}), c.configure(settings))
+}
+
+// configure appends to postgresql.conf, where the last line about a parameter counts.
+func (c *cluster) configure(settings map[string]string) error {
 	var conf strings.Builder
-	conf.WriteString("\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\n")
+	conf.WriteString("\n")
 	for name, value := range settings {
 		fmt.Fprintf(&conf, "%s = '%s'\n", name, strings.ReplaceAll(value, "'", "''"))
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 )
 
 // Standby starts a hot standby of a local server, on a copy of its files, for which the server is stopped for a moment. Settings
@@ -54,19 +53,24 @@ func (c *cluster) copyOf(ctx context.Context, primary *cluster, settings map[str
 	if err != nil {
 		return fmt.Errorf("copy the data directory: %w: %s", err, lastLine(string(said)))
 	}
-	var conf strings.Builder
-	fmt.Fprintf(&conf, "\nprimary_conninfo = 'host=127.0.0.1 port=%d user=postgres'\n", primary.port)
-	for name, value := range settings {
-		fmt.Fprintf(&conf, "%s = '%s'\n", name, strings.ReplaceAll(value, "'", "''"))
-	}
-	f, err := os.OpenFile(filepath.Join(c.data(), "postgresql.conf"), os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
+	if err := c.configure(map[string]string{"primary_conninfo": fmt.Sprintf("host=127.0.0.1 port=%d user=postgres", primary.port)}); err != nil {
 		return err
 	}
-	_, err = f.WriteString(conf.String())
-	if err := errors.Join(err, f.Close()); err != nil {
-		return err
-	}
+	return errors.Join(c.configure(settings), c.stayStandby())
+}
+
+// stayStandby has the next start be that of a standby.
+func (c *cluster) stayStandby() error {
 	signal := filepath.Join(c.data(), "standby.signal")
 	return errors.Join(os.WriteFile(signal, nil, 0o600), c.account.own(signal))
+}
+
+// Demote restarts a local server as a standby of nobody, which promotion ends.
+func (s *Server) Demote(ctx context.Context) error {
+	return s.control("demote", func(c *cluster) error {
+		if err := c.stop(ctx, "fast"); err != nil {
+			return err
+		}
+		return errors.Join(c.stayStandby(), c.start(ctx))
+	})
 }

@@ -2,12 +2,12 @@
 -- last batch's snapshot, and returns those transactions that drew an id at or below its mark: their rows lie behind the
 -- walk over the ids. Returns also where the chunk ended; no row: it was empty.
 --
--- $1, $2 above this (xid, id), $3 below this xid or NULL, $4 mark, $5 rows to look at, $6 no id below this
+-- $1, $2 above this (xid, id), $3 below this xid, $4 mark, $5 rows to look at, $6 no id below this
 WITH chunk AS MATERIALIZED (
 	SELECT xid, id
 	FROM "public"."outbox"
 	WHERE (xid, id) > ($1::xid8, $2::bigint)
-		AND ($3::xid8 IS NULL OR xid < $3::xid8)
+		AND xid < $3::xid8
 	ORDER BY xid, id
 	LIMIT $5::bigint
 )

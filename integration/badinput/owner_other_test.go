@@ -1,7 +1,0 @@
-//go:build !unix
-
-package badinput
-
-import "testing"
-
-func owner(*testing.T, string, string) {}
